@@ -91,11 +91,19 @@ def test_only_local_names_an_engine() -> None:
 
 def test_the_orchestrator_does_not_import_torch() -> None:
     """Neither itself nor through a module of ours."""
-    reached = ["leyden.orchestrator"]
-    reached += [name for name in modules() if name.startswith("leyden.orchestrator.")]
+    _check_reached([name for name in modules() if name.startswith("leyden.orchestrator")], "torch", "transformers")
+
+
+def test_a_server_starts_without_packages_that_only_some_need() -> None:
+    """The imports of `renderers` (which imports openai) and aiohttp take longer than all others of a server."""
+    _check_reached(["leyden.server.__main__"], "torch", "renderers", "openai", "aiohttp", "jsonschema")
+
+
+def _check_reached(reached: list[str], *heavy: str) -> None:
+    """Check that modules do not import these packages, neither themselves nor through a module of ours."""
     for name in reached:
         named = {"leyden", *(target for target, _ in _imported(name))}
-        assert not any(target.partition(".")[0] in ("torch", "transformers") for target in named), name
+        assert not any(target.partition(".")[0] in heavy for target in named), name
         reached += [target for target in named if target in modules() and target not in reached]
 
 

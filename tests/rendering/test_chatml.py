@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from randomness import examples
-from renderers import CustomRendererConfig, DefaultRenderer, Qwen3Renderer, Renderer, create_renderer
+from renderers import DefaultRenderer, Qwen3Renderer
 
-from leyden.rendering.chatml import ChatMLConfig, ChatMLRenderer
+from leyden.rendering.chatml import ChatMLRenderer
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 
@@ -166,8 +166,7 @@ def test_a_fresh_prompt_has_the_tokens_of_the_models_template(name: str, data: s
     assert renderer.render_ids(messages, tools=tools, add_generation_prompt=prompt) == expected
     rendered = renderer.render(messages, tools=tools, add_generation_prompt=prompt)
     assert rendered.token_ids == expected
-    assert len(rendered.message_indices) == len(rendered.sampled_mask) == len(rendered.is_content) == len(expected)
-    assert rendered.message_roles == [message["role"] for message in messages]
+    assert len(rendered.message_indices) == len(expected)
 
 
 @each
@@ -206,11 +205,10 @@ def test_a_rendered_answer_parses_to_itself(name: str, messages: list[Any], data
     message = next((message for message in drawn if message["role"] == "assistant"), None)
     assume(message and not (renderer.tool_call_texts and "<tool_call>" in str(message["content"])))
     assert message is not None
-    rendered = renderer.render([*messages, message])
-    owners = zip(rendered.token_ids, rendered.message_indices, rendered.sampled_mask, strict=True)
-    sampled = [id for id, index, yes in owners if yes and index == len(messages)]
+    rendered = renderer.render_ids([*messages, message])
     prompt = renderer.render_ids(messages, add_generation_prompt=True)
-    assume(rendered.token_ids[: len(prompt)] == prompt)  # a vocabulary may join the prompt's line feed with the next
+    assume(rendered[: len(prompt)] == prompt)  # a vocabulary may join the prompt's line feed with the next
+    sampled = rendered[len(prompt) : rendered.index(TOKENIZERS[name].control_tokens["<|im_end|>"], len(prompt)) + 1]
     parsed = renderer.parse_response(sampled, prompt_ids=prompt)
     content = message["content"] or ""
     if keeps(name, content):
@@ -240,9 +238,8 @@ def test_a_continued_prompt_is_the_whole_conversation(
     bridged = renderer.bridge_to_next_turn(prompt, completion, new)
     assert bridged is not None
     assert bridged.token_ids == renderer.render_ids([*before, said, *new], add_generation_prompt=True)
-    length = len(bridged.token_ids)
-    assert len(bridged.message_indices) == len(bridged.is_content) == len(bridged.sampled_mask) == length
-    assert set(bridged.message_indices[:end]) == {-1} and not any(bridged.sampled_mask)
+    assert len(bridged.message_indices) == len(bridged.token_ids)
+    assert set(bridged.message_indices[:end]) == {-1}
 
     shorter = completion[: min(cut, len(completion) - 1)]
     closed = renderer.bridge_to_next_turn(prompt, shorter, new)
@@ -272,11 +269,11 @@ def test_a_prompt_whose_template_drops_reasoning_is_rendered_again_unless_retain
     tokenizer, ask = TOKENIZERS["smollm2 with marks"], {"role": "user", "content": "Why?"}
     completion = tokenizer.encode("<think>\nHm.\n</think>\n\nSo.<|im_end|>")
     result = {"role": "tool", "content": "1"}
-    for kept, of_user, of_tool in ((None, False, False), ("tool_cycle", False, True), ("all", True, True)):
-        renderer = ChatMLRenderer(tokenizer, ChatMLConfig(thinking_retention=kept))
+    for kept in (False, True):
+        renderer = ChatMLRenderer(tokenizer, keeps_reasoning=kept)
         prompt = renderer.render_ids([ask], add_generation_prompt=True)
-        assert (renderer.bridge_to_next_turn(prompt, completion, [ask]) is not None) == of_user
-        assert (renderer.bridge_to_next_turn(prompt, completion, [result]) is not None) == of_tool
+        for new in (ask, result):
+            assert (renderer.bridge_to_next_turn(prompt, completion, [new]) is not None) == kept
 
 
 def test_a_model_without_reasoning_tokens_has_its_reasoning_in_the_text() -> None:
@@ -425,17 +422,13 @@ def test_every_token_belongs_to_its_message() -> None:
     ]
     for name in ("spark", "qwen2.5"):
         rendered = ours(name).render(messages, add_generation_prompt=True)
-        owners = list(zip(rendered.token_ids, rendered.message_indices, rendered.is_content, strict=True))
-        bodies = [
-            TOKENIZERS[name].decode([id for id, index, body in owners if body and index == at]) for at in range(4)
+        owners = list(zip(rendered.token_ids, rendered.message_indices, strict=True))
+        assert [TOKENIZERS[name].decode([id for id, index in owners if index == at]) for at in range(4)] == [
+            "<|im_start|>user\nHello there<|im_end|>\n",
+            '<|im_start|>assistant\nI look.\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>\n',
+            "<|im_start|>user\n<tool_response>\none\n</tool_response>",
+            "\n<tool_response>\ntwo\n</tool_response><|im_end|>\n",
         ]
-        assert bodies == [
-            "Hello there",
-            'I look.\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>',
-            "one",
-            "two",
-        ]
-        assert rendered.message_tool_names == [None, None, "f", None]
 
 
 def test_a_model_gets_the_renderer_that_suits_it() -> None:
@@ -466,11 +459,7 @@ def test_an_unknown_model_is_still_rendered_by_its_template_and_its_calls_are_re
     assert [call.name for call in parsed.tool_calls] == ["f"]
 
 
-def test_it_loads_as_a_custom_renderer_of_the_package() -> None:
-    config = CustomRendererConfig(import_path="leyden.rendering.chatml.ChatMLRenderer")
-    renderer = create_renderer(TOKENIZERS["qwen2.5"], config)
-    assert isinstance(renderer, ChatMLRenderer) and isinstance(renderer, Renderer)
-    assert renderer.form == ours("qwen2.5").form and renderer.is_prefix_stable
-    assert renderer.get_stop_token_ids() == [2, 0]
+def test_a_model_that_does_not_use_chatml_is_refused() -> None:
+    assert ChatMLRenderer(TOKENIZERS["qwen2.5"]).get_stop_token_ids() == [2, 0]
     with pytest.raises(TokenizerError, match="does not use ChatML"):
-        create_renderer(like("llama", "{{ messages }}"), config)
+        ChatMLRenderer(like("llama", "{{ messages }}"))

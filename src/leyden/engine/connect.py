@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 
 from leyden.engine.protocol import Engine, EngineAddress, VllmAddress
 from leyden.engine.remote import RemoteEngine
-from leyden.engine.vllm.engine import VllmEngine
 
 
 @asynccontextmanager
@@ -22,6 +21,8 @@ async def connected(
         remote = RemoteEngine(reader, writer, address)
         yield remote, remote.ended
         return
+    from leyden.engine.vllm.engine import VllmEngine  # aiohttp is slow to import, and the embedded engine needs none
+
     engine = VllmEngine(address)
     try:
         yield engine, asyncio.create_task(_end_of(reader, writer))

@@ -6,55 +6,39 @@ calls is plain text, so no `<|im_end|>` in it ends a turn. A continued prompt be
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
-
-from renderers import BaseRendererConfig
-from renderers.base import (
-    Message,
-    ParsedResponse,
-    RenderedTokens,
-    ToolSpec,
-    extract_message_tool_names,
-)
+from typing import Any, NamedTuple
 
 from leyden.rendering.chatml_form import ChatMLForm, as_json, read_form
 from leyden.rendering.chatml_parser import AnswerParser, arguments_of
+from leyden.rendering.renderer import ParsedResponse, RenderedTokens
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 
-
-class ChatMLConfig(BaseRendererConfig):
-    """The variant of ChatML; None derives it from the model's template."""
-
-    name: Literal["chatml"] = "chatml"
-    form: ChatMLForm | None = None
-    _internal_fields = frozenset({"form"})
+_Message = Mapping[str, Any]
 
 
 class _Segment(NamedTuple):
-    """A part of the rendered text and the attributes of its tokens."""
+    """A part of the rendered text and the message of its tokens."""
 
     text: str
     message: int
     """The index of its message; -1 for none."""
     form: bool = False
     """Whether it is template text, in which control tokens are recognised."""
-    body: bool = False
-    """Whether it is content of a message rather than template text around it."""
-    sampled: bool = False
 
 
 class ChatMLRenderer:
-    """Renders conversations and parses answers, for one model."""
+    """Renders conversations and parses answers, for one model. `form` is read from its template if not given.
 
-    config_class: ClassVar[type[BaseRendererConfig]] = ChatMLConfig
+    With `keeps_reasoning`, turns are extended with their reasoning even if the template drops it.
+    """
 
-    def __init__(self, tokenizer: Tokenizer, config: ChatMLConfig | None = None) -> None:
-        self.config = config or ChatMLConfig()
-        form = self.config.form or read_form(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, form: ChatMLForm | None = None, keeps_reasoning: bool = False) -> None:
+        form = form or read_form(tokenizer)
         tokens = tokenizer.control_tokens
         if form is None or "<|im_start|>" not in tokens or "<|im_end|>" not in tokens:
             raise TokenizerError(f"{tokenizer.name_or_path}: the model does not use ChatML (<|im_start|>, <|im_end|>)")
         self.form = form
+        self._keeps_reasoning = keeps_reasoning or form.keeps_reasoning
         self._tokenizer = tokenizer
         self._start, self._end = tokens["<|im_start|>"], tokens["<|im_end|>"]
         self._answers = AnswerParser(tokenizer)
@@ -66,23 +50,18 @@ class ChatMLRenderer:
         """The texts that begin a tool call; empty if the model has a token for it."""
         return self._answers.tool_call_texts
 
-    @property
-    def is_prefix_stable(self) -> bool:
-        """True: no message changes how an earlier turn is rendered."""
-        return True
-
     def get_stop_token_ids(self) -> list[int]:
         """Return the tokens that end an answer, the usual one first."""
         return list(self._stops)
 
     def render(
-        self, messages: list[Message], *, tools: list[ToolSpec] | None = None, add_generation_prompt: bool = False
+        self, messages: list[_Message], *, tools: list[Any] | None = None, add_generation_prompt: bool = False
     ) -> RenderedTokens:
         """Render a conversation; attribute each token to its message."""
-        return self._attributed(list(self._conversation(messages, tools, add_generation_prompt)), messages)
+        return self._attributed(self._conversation(messages, tools, add_generation_prompt))
 
     def render_ids(
-        self, messages: list[Message], *, tools: list[ToolSpec] | None = None, add_generation_prompt: bool = False
+        self, messages: list[_Message], *, tools: list[Any] | None = None, add_generation_prompt: bool = False
     ) -> list[int]:
         """Render a conversation to token ids."""
         return self._ids(self._conversation(messages, tools, add_generation_prompt))
@@ -91,9 +70,9 @@ class ChatMLRenderer:
         self,
         previous_prompt_ids: list[int],
         previous_completion_ids: list[int],
-        new_messages: list[Message],
+        new_messages: list[_Message],
         *,
-        tools: list[ToolSpec] | None = None,
+        tools: list[Any] | None = None,
     ) -> RenderedTokens | None:
         """Extend a prompt and its completion by new messages; return None if the template would differ.
 
@@ -102,19 +81,13 @@ class ChatMLRenderer:
         close = self._close(previous_prompt_ids, previous_completion_ids)
         if close is None or not new_messages or any(message["role"] == "assistant" for message in new_messages):
             return None
-        if self._drops_reasoning(previous_prompt_ids, previous_completion_ids, new_messages):
+        reasoning = self._answers.reasoning(previous_completion_ids, previous_prompt_ids)
+        if reasoning.text is not None and not self._keeps_reasoning:
             return None
         segments = [_Segment(close, -1, form=True), *self._turns(new_messages), *self._generation_prompt()]
-        new = self._attributed(segments, new_messages)
-        earlier = len(previous_prompt_ids) + len(previous_completion_ids)
-        return RenderedTokens(
-            token_ids=[*previous_prompt_ids, *previous_completion_ids, *new.token_ids],
-            message_indices=[-1] * earlier + new.message_indices,
-            sampled_mask=[False] * (earlier + len(new.token_ids)),
-            is_content=[False] * earlier + new.is_content,
-            message_roles=new.message_roles,
-            message_tool_names=new.message_tool_names,
-        )
+        new = self._attributed(segments)
+        earlier = [*previous_prompt_ids, *previous_completion_ids]
+        return RenderedTokens(earlier + new.token_ids, [-1] * len(earlier) + new.message_indices)
 
     def begin_call(self, name: str | None) -> list[int]:
         """Return the first tokens of an answer that has to call this tool, or any tool. A name is plain text."""
@@ -128,7 +101,7 @@ class ChatMLRenderer:
         self,
         token_ids: list[int],
         *,
-        tools: list[ToolSpec] | None = None,
+        tools: list[Any] | None = None,
         prompt_ids: list[int] | None = None,
     ) -> ParsedResponse:
         """Parse an answer into its exact text, its reasoning and all its tool calls, malformed ones included."""
@@ -138,7 +111,7 @@ class ChatMLRenderer:
     # Rendering
 
     def _conversation(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, prompt: bool
+        self, messages: Sequence[_Message], tools: Sequence[Mapping[str, Any]] | None, prompt: bool
     ) -> Iterator[_Segment]:
         if not messages:
             raise ValueError("messages: a conversation needs at least one")
@@ -147,7 +120,7 @@ class ChatMLRenderer:
         if system is not None or tools:
             index = 0 if has_system else -1
             yield _Segment("<|im_start|>system\n", index, form=True)
-            yield _Segment(system or "", index, form=not has_system, body=has_system)
+            yield _Segment(system or "", index, form=not has_system)
             if tools:
                 yield _Segment(self.form.tools_before, index, form=True)
                 for tool in tools:
@@ -161,34 +134,34 @@ class ChatMLRenderer:
     def _generation_prompt(self) -> Iterator[_Segment]:
         yield _Segment("<|im_start|>assistant\n", -1, form=True)
 
-    def _turns(self, messages: Sequence[Message], first: int = 0) -> Iterator[_Segment]:
+    def _turns(self, messages: Sequence[_Message], first: int = 0) -> Iterator[_Segment]:
         roles = [_role(message) for message in messages]
         for index in range(first, len(messages)):
             role, text = roles[index], _text(messages[index])
             if role == "assistant":
                 yield _Segment("<|im_start|>assistant\n", index, form=True)
                 yield from self._answer(messages[index], text, index)
-                yield _Segment("<|im_end|>", index, form=True, body=True, sampled=True)
+                yield _Segment("<|im_end|>", index, form=True)
                 yield _Segment("\n", index)
             elif role == "tool":
                 if index == 0 or roles[index - 1] != "tool":
                     yield _Segment("<|im_start|>user", index, form=True)
                 yield _Segment("\n<tool_response>\n", index, form=True)
-                yield _Segment(text, index, body=True)
+                yield _Segment(text, index)
                 yield _Segment("\n</tool_response>", index, form=True)
                 if index + 1 == len(messages) or roles[index + 1] != "tool":
                     yield _Segment("<|im_end|>\n", index, form=True)
             else:
                 yield _Segment(f"<|im_start|>{role}\n", index, form=True)
-                yield _Segment(text, index, body=True)
+                yield _Segment(text, index)
                 yield _Segment("<|im_end|>\n", index, form=True)
 
     def _answer(self, message: Mapping[str, Any], text: str, index: int) -> Iterator[_Segment]:
         def form(text: str) -> _Segment:
-            return _Segment(text, index, form=True, body=True, sampled=True)
+            return _Segment(text, index, form=True)
 
         def content(text: str) -> _Segment:
-            return _Segment(text, index, body=True, sampled=True)
+            return _Segment(text, index)
 
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         if reasoning and self.form.keeps_reasoning:
@@ -228,13 +201,13 @@ class ChatMLRenderer:
                 ids.extend(self._tokenizer.text_ids("".join(segment.text for segment in run)))
         return ids
 
-    def _attributed(self, segments: Sequence[_Segment], messages: Sequence[Message]) -> RenderedTokens:
+    def _attributed(self, segments: Sequence[_Segment] | Iterator[_Segment]) -> RenderedTokens:
         ids: list[int] = []
-        owners: list[_Segment] = []
+        owners: list[int] = []
         for run in self._runs(segments):
             if isinstance(run, tuple):
                 ids.append(run[0])
-                owners.append(run[1])
+                owners.append(run[1].message)
                 continue
             texts = [segment for segment in run if segment.text]
             ends: list[int] = []
@@ -242,15 +215,8 @@ class ChatMLRenderer:
                 ends.append((ends[-1] if ends else 0) + len(segment.text))
             new, offsets = self._tokenizer.encode_text("".join(segment.text for segment in texts))
             ids.extend(new)
-            owners.extend(texts[min(bisect_right(ends, start), len(texts) - 1)] for start, _ in offsets)
-        return RenderedTokens(
-            token_ids=ids,
-            message_indices=[segment.message for segment in owners],
-            sampled_mask=[segment.sampled for segment in owners],
-            is_content=[segment.body for segment in owners],
-            message_roles=[message["role"] for message in messages],
-            message_tool_names=extract_message_tool_names(list(messages)),
-        )
+            owners.extend(texts[min(bisect_right(ends, start), len(texts) - 1)].message for start, _ in offsets)
+        return RenderedTokens(ids, owners)
 
     # Continuing
 
@@ -264,13 +230,6 @@ class ChatMLRenderer:
             return "\n"
         open_thought = not self._answers.reasoning(completion, prompt).complete
         return "\n</think>\n\n<|im_end|>\n" if open_thought else "<|im_end|>\n"
-
-    def _drops_reasoning(self, prompt: Sequence[int], completion: Sequence[int], new: Sequence[Message]) -> bool:
-        """Return whether the model's template would drop reasoning of the answer."""
-        if self.form.keeps_reasoning or self._answers.reasoning(completion, prompt).text is None:
-            return False
-        kept = self.config.thinking_retention
-        return kept != "all" and (kept is None or any(message["role"] == "user" for message in new))
 
 
 def _role(message: Mapping[str, Any]) -> str:

@@ -9,8 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
-
+from leyden.rendering.renderer import ParsedResponse, ParsedToolCall, ToolCallStatus
 from leyden.rendering.tokenizer import Tokenizer
 
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
@@ -96,7 +95,7 @@ class AnswerParser:
 
 
 def _read_call(text: str, closed: bool) -> ParsedToolCall:
-    status = ToolCallParseStatus
+    status = ToolCallStatus
     if not closed:
         return ParsedToolCall(text, status=status.UNCLOSED_BLOCK)
     try:

@@ -1,13 +1,10 @@
 """Chooses the renderer of a model."""
 
-from collections.abc import Callable
-
-from renderers import DefaultRenderer, DefaultRendererConfig, create_renderer
+from typing import Any, cast
 
 from leyden.rendering.chat_template import TemplateError
-from leyden.rendering.chatml import ChatMLConfig, ChatMLRenderer
+from leyden.rendering.chatml import ChatMLRenderer
 from leyden.rendering.chatml_form import ChatMLForm, as_json, probes, read_form
-from leyden.rendering.known_models import find_known_model, is_known, renderer_like
 from leyden.rendering.renderer import ChatRenderer, ConfigurableRenderer
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 
@@ -21,11 +18,15 @@ def renderer_for(tokenizer: Tokenizer) -> ChatRenderer:
     """
     form = read_form(tokenizer)
     if form is not None and _is_chatml(tokenizer, form):
-        return ChatMLRenderer(tokenizer, ChatMLConfig(form=form))
+        return ChatMLRenderer(tokenizer, form)
+    from renderers import DefaultRendererConfig, create_renderer  # slow to import: see leyden.rendering.renderer
+
+    from leyden.rendering.known_models import find_known_model, is_known, renderer_like
+
     if (model := find_known_model(tokenizer)) is not None:
-        return renderer_like(tokenizer, model)
+        return cast(ChatRenderer, renderer_like(tokenizer, model))
     if is_known(tokenizer.name_or_path):
-        return create_renderer(tokenizer)
+        return cast(ChatRenderer, create_renderer(tokenizer))
     template = tokenizer.chat_template
     if template is None:
         raise TokenizerError(f"{tokenizer.name_or_path}: the model has no chat template; it cannot hold a conversation")
@@ -34,7 +35,7 @@ def renderer_for(tokenizer: Tokenizer) -> ChatRenderer:
         if '<tool_call>\\n{"name"' in template and "<tool_call>" in tokenizer.control_tokens
         else {}
     )
-    return create_renderer(tokenizer, DefaultRendererConfig(**parsers))
+    return cast(ChatRenderer, create_renderer(tokenizer, DefaultRendererConfig(**parsers)))
 
 
 def keep_reasoning(renderer: ChatRenderer, tokenizer: Tokenizer) -> ChatRenderer:
@@ -42,10 +43,14 @@ def keep_reasoning(renderer: ChatRenderer, tokenizer: Tokenizer) -> ChatRenderer
 
     A renderer that only runs the model's template never extends a turn, so it is returned as it is.
     """
+    if isinstance(renderer, ChatMLRenderer):
+        return ChatMLRenderer(tokenizer, renderer.form, keeps_reasoning=True)
+    from renderers import DefaultRenderer
+
     if isinstance(renderer, DefaultRenderer) or not isinstance(renderer, ConfigurableRenderer):
         return renderer
-    build: Callable[..., ChatRenderer] = type(renderer)
-    return build(tokenizer, renderer.config.model_copy(update={"thinking_retention": "all"}))
+    build: Any = type(renderer)
+    return cast(ChatRenderer, build(tokenizer, renderer.config.model_copy(update={"thinking_retention": "all"})))
 
 
 def _is_chatml(tokenizer: Tokenizer, form: ChatMLForm) -> bool:
@@ -54,7 +59,7 @@ def _is_chatml(tokenizer: Tokenizer, form: ChatMLForm) -> bool:
     Messages that quote a control token are compared as text, since the renderer encodes those differently on purpose.
     """
     try:
-        renderer = ChatMLRenderer(tokenizer, ChatMLConfig(form=form))
+        renderer = ChatMLRenderer(tokenizer, form)
         for messages, tools in probes(form.knows_tools):
             quotes = any(isinstance(part, int) for part in tokenizer.split(as_json(messages)))
             for prompt in (False, True):

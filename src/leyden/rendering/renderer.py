@@ -1,13 +1,55 @@
 """The renderer protocol: what Leyden uses of a model's renderer, be it ours or one of the `renderers` package.
 
 `ChatRenderer` is what every renderer has. The other protocols are optional capabilities; test for them by isinstance.
+What renderers return has the attributes of the package's own classes, which are not used here: the package imports the
+OpenAI SDK, half of a server's start, and ours for ChatML does not need it.
 """
 
+from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
-from renderers import BaseRendererConfig, ParsedResponse, RenderedTokens
+from msgspec import Struct
 
 from leyden.rendering.chat_template import TemplateError
+
+
+class ToolCallStatus(StrEnum):
+    """How far a tool call could be read. Compare by ==: the package has an enumeration of its own."""
+
+    OK = "ok"
+    INVALID_JSON = "invalid_json"
+    UNCLOSED_BLOCK = "unclosed_block"
+    MISSING_NAME = "missing_name"
+    MALFORMED_STRUCTURE = "malformed_structure"
+
+
+class ParsedToolCall(Struct):
+    """A tool call of an answer, be it well-formed or not."""
+
+    raw: str
+    name: str | None = None
+    arguments: Any = None
+    token_span: tuple[int, int] | None = None
+    """Its tokens in the completion; None if they are not known."""
+    status: ToolCallStatus = ToolCallStatus.OK
+    id: str | None = None
+
+
+class ParsedResponse(Struct):
+    """A completion as a message."""
+
+    content: str
+    reasoning_content: str | None = None
+    tool_calls: list[ParsedToolCall] = []
+    reasoning_complete: bool | None = True
+    """False if the completion ends inside its reasoning; None if the renderer cannot know."""
+
+
+class RenderedTokens(Struct):
+    """The tokens of a conversation, each with the index of its message; -1 for none."""
+
+    token_ids: list[int]
+    message_indices: list[int]
 
 
 class ResponseParser(Protocol):
@@ -63,7 +105,7 @@ class AttributingRenderer(Protocol):
 class ConfigurableRenderer(Protocol):
     """A renderer that can be built again with another configuration."""
 
-    config: BaseRendererConfig
+    config: Any
 
 
 def tool_call_texts(renderer: ResponseParser) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -20,7 +21,6 @@ from leyden.server.control.engine_reports import writing_reports
 from leyden.server.control.keys import KeyKind, KeyRefused, Keyring, write_private
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.served_model import ServedModel
-from leyden.server.gateway.upstream.client import UpstreamClient
 from leyden.server.http.address import is_loopback, is_wildcard
 from leyden.server.http.app import application
 from leyden.server.http.connections import KEEP_ALIVE_S, ConnectionLimits
@@ -30,6 +30,9 @@ from leyden.server.loop_watchdog import LoopWatchdog
 from leyden.server.options import RunningServer, ServeError, ServeOptions
 from leyden.server.service import ServerContext, ServerSettings
 from leyden.store.store import Store
+
+if TYPE_CHECKING:
+    from leyden.server.gateway.upstream.client import UpstreamClient
 
 _log = logging.getLogger("leyden.server")
 _SHUTDOWN_S = 30
@@ -201,10 +204,12 @@ def _is_no_cancellation(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
-def _upstream(options: ServeOptions) -> UpstreamClient | None:
+def _upstream(options: ServeOptions) -> "UpstreamClient | None":
     """Return the client of the upstream, if the options name one."""
     if options.upstream.url is None:
         return None
+    from leyden.server.gateway.upstream.client import UpstreamClient  # aiohttp is slow to import
+
     return UpstreamClient(options.upstream.url, options.upstream_key, options.upstream.timeout_s)
 
 

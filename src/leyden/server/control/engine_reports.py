@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
@@ -13,10 +14,12 @@ from sqlalchemy.exc import DBAPIError
 from leyden.api.views import EngineReport, EngineView
 from leyden.background import start_background
 from leyden.server.gateway.served_model import ServedModel
-from leyden.server.gateway.upstream.client import UpstreamClient
 from leyden.server.service import ServerContext
 from leyden.store.files.engine_file import remove_report, write_report
 from leyden.store.read import fleet_queries
+
+if TYPE_CHECKING:
+    from leyden.server.gateway.upstream.client import UpstreamClient
 
 _INTERVAL_S = 1.0
 _REPEAT_S = 10.0
@@ -50,7 +53,7 @@ def _served(model: ServedModel, version: int | None) -> EngineView:
     )
 
 
-def _upstream(upstream: UpstreamClient) -> EngineView:
+def _upstream(upstream: "UpstreamClient") -> EngineView:
     address, recent = urlsplit(upstream.url), upstream.load.recent()
     location = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()  # without a password
     return EngineView(

@@ -7,7 +7,6 @@ from leyden.api.wire import ListedRollout, RolloutDetail
 from leyden.episodes import Episode
 from leyden.records import Call, CallCredit, StepCredits
 from leyden.rendering.tokenizer import Tokenizer
-from leyden.rl.signals import find
 from leyden.server.dashboard.token_text import token_texts
 
 
@@ -20,6 +19,8 @@ def rollout_view(
     tokenizers: dict[str, Tokenizer | None],
 ) -> RolloutView:
     """Build the view of one attempt."""
+    from leyden.rl.signals import find  # jsonschema is slow to import
+
     by_call = {credit.call: credit for step in credits for credit in step.calls if credit.attempt == episode.attempt.id}
     return RolloutView(
         rollout=next(one for one in siblings if one.id == detail.rollout.id),

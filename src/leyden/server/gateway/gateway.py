@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager, aclosing
 from functools import partial
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -29,11 +30,13 @@ from leyden.server.gateway.prompts.text_index import joined
 from leyden.server.gateway.prompts.text_prompt import build_text_prompt
 from leyden.server.gateway.prompts.truncation import build_fitting_prompt
 from leyden.server.gateway.served_model import ServedModel
-from leyden.server.gateway.upstream.client import UpstreamClient
 from leyden.server.gateway.upstream.fixed import FixedAnswerSource
 from leyden.server.gateway.upstream.relay import AnswerSource, Relay
 from leyden.store.read import queries
 from leyden.store.store import Store
+
+if TYPE_CHECKING:
+    from leyden.server.gateway.upstream.client import UpstreamClient
 
 _OWN_ENDINGS = frozenset({Ending.SUCCEEDED, Ending.TIMEOUT, Ending.AGENT_ERROR})
 """Endings that count as the agent's own."""
@@ -47,7 +50,7 @@ class Gateway:
         store: Store,
         leases: ActiveLeases,
         models: Mapping[str, ServedModel],
-        upstream: UpstreamClient | None = None,
+        upstream: "UpstreamClient | None" = None,
     ) -> None:
         self.models = models
         """The served models by policy name."""

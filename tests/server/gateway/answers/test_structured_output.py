@@ -267,7 +267,7 @@ async def test_a_model_whose_answers_have_another_form_is_not_held_to_one() -> N
         def _answer(self, message: Any, text: str, index: int) -> Any:
             return super()._answer(message, f"final: {text}", index)
 
-    formats = StructuredOutput(Channelled(TOKENIZER, renderer.config), TOKENIZER, len(TOKENIZER))
+    formats = StructuredOutput(Channelled(TOKENIZER, renderer.form), TOKENIZER, len(TOKENIZER))
     with pytest.raises(GatewayError, match="wraps its answers"):
         await formats.grammar(WANTED, [], calls=False)
 
@@ -282,7 +282,7 @@ async def test_a_template_that_refuses_calls_is_tried_with_one_call_and_then_ref
                 raise TemplateError(why)
             return super()._answer(message, text, index)
 
-    formats = StructuredOutput(Picky(TOKENIZER, renderer.config), TOKENIZER, len(TOKENIZER))
+    formats = StructuredOutput(Picky(TOKENIZER, renderer.form), TOKENIZER, len(TOKENIZER))
     if why == "takes one call":
         assert "calls" in await formats.grammar(WANTED, [], calls=True)
         return

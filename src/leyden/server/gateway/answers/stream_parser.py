@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
-
 from leyden.engine.protocol import FinishReason, TokenChunk
 from leyden.records import VersionRun
-from leyden.rendering.renderer import ResponseParser, tool_call_texts
+from leyden.rendering.renderer import ParsedResponse, ParsedToolCall, ResponseParser, ToolCallStatus, tool_call_texts
 from leyden.server.gateway.answers.tool_call_stream import ToolCallStream
 from leyden.server.gateway.answers.unmarked_calls import OPENINGS, find_unmarked_call, settled_length
 from leyden.server.gateway.dialects.types import (
@@ -144,11 +142,7 @@ class StreamParser:
             _, cut, self.stopped_by = min(found)
             self.content = self.content[:cut]
             calls = self._end_at(self.stopped_by)
-        if (
-            self._unmarked
-            and self.finish == "stop"
-            and not any(call.status is ToolCallParseStatus.OK for call in calls)
-        ):
+        if self._unmarked and self.finish == "stop" and not any(call.status == ToolCallStatus.OK for call in calls):
             written = self.content + "".join(self._text_of_call(call) for call in calls)
             found_call = find_unmarked_call(written, self._unmarked)
             if found_call is not None:
@@ -178,7 +172,7 @@ class StreamParser:
 
         The tokens that follow are dropped. An answer whose parser does not report the tokens of a call continues.
         """
-        spans = [call.token_span for call in calls if call.status is ToolCallParseStatus.OK]
+        spans = [call.token_span for call in calls if call.status == ToolCallStatus.OK]
         if not spans or spans[0] is None:
             return False
         length = spans[0][1] - len(self._forced)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from renderers.base import ParsedToolCall, ToolCallParseStatus
 
+from leyden.rendering.renderer import ParsedToolCall, ToolCallStatus
 from leyden.server.gateway.answers.call_text import CallText, read_call_text
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
@@ -97,7 +97,7 @@ class ToolCallStream:
             new, sent.arguments = text.arguments[len(sent.arguments) :], text.arguments
             if new:
                 events.append(ToolArgumentsDelta(self._choice, sent.index, new))
-        if call.status is ToolCallParseStatus.OK:
+        if call.status == ToolCallStatus.OK:
             events.append(self._finish(sent, _malformed(sent, [call])))
         return events
 
@@ -111,7 +111,7 @@ def _malformed(sent: _SentCall, parsed: Sequence[ParsedToolCall]) -> str | None:
     if not parsed:
         return "not_in_answer"
     (call,) = parsed
-    if call.status is not ToolCallParseStatus.OK:
+    if call.status != ToolCallStatus.OK:
         return str(call.status.value)
     same = call.name == sent.name and _decoded(sent.arguments) == _decoded(_encoded(call.arguments))
     return None if same else "repeated_key"
@@ -120,7 +120,7 @@ def _malformed(sent: _SentCall, parsed: Sequence[ParsedToolCall]) -> str | None:
 def _text_of(call: ParsedToolCall) -> CallText | None:
     """Return the call as the model writes it; None if it cannot be read yet."""
     text = read_call_text(call.raw)
-    if text is None and call.status is ToolCallParseStatus.OK and call.name is not None:
+    if text is None and call.status == ToolCallStatus.OK and call.name is not None:
         return CallText(call.name, _encoded(call.arguments), True)
     return text
 

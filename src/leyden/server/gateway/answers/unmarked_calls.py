@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from renderers.base import ParsedToolCall
+from leyden.rendering.renderer import ParsedToolCall
 
 OPENINGS = ("```", "<tool_call>")
 """The texts that may begin such a call; it may also begin the answer without them."""

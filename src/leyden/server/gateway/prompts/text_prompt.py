@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from renderers import ParsedResponse
-
 from leyden.records import PromptOrigin
+from leyden.rendering.renderer import ParsedResponse
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.dialects.types import Message
 from leyden.server.gateway.errors import ErrorKind, GatewayError
