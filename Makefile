@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 OPTIONS := --quiet --no-compile --constraint constraints.txt
 INSTALL := $(BIN)/python -m pip install $(OPTIONS) --editable
 
-.PHONY: demo examples test test-all seeds check format bench chaos fuzz soak harnesses vllm-env clean
+.PHONY: demo examples test test-all seeds check format bench chaos fuzz soak harnesses vllm-env dist clean
 
 # The newest pip finds packages in half the time of the one that Python 3.11 brings. Where the machine's pip is too old to
 # install into another environment, the environment gets that one first.
@@ -123,6 +123,13 @@ $(VLLM_VENV)/installed: requirements-vllm.txt
 	$(VLLM_VENV)/bin/python -m pip install --quiet torch==2.13.0
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --requirement requirements-vllm.txt
 	touch $@
+
+# Source archive and wheel, the wheel built from the archive. Nothing is uploaded.
+DIST := dist
+
+dist: $(INSTALLED)
+	$(BIN)/python -m build --no-isolation --outdir $(DIST)
+	$(BIN)/python -m twine check --strict $(DIST)/leyden-*
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) $(HARNESS_VENV) .bench build dist
