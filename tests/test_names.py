@@ -74,6 +74,7 @@ def test_the_settings_of_a_run_have_the_names_of_the_keys_that_set_them() -> Non
             "max_attempts": 5,
             "failure_reward": -1.0,
             "history": "exact",
+            "reasoning": False,
             "tool_calls": "any",
             "max_calls": 9,
             "max_tokens": 77,

@@ -110,6 +110,8 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether to train on calls sampled greedily, with truncation or with penalties."""
     history: Literal["template", "exact"] = "template"
     """Whether earlier turns are rendered by the model's template, which may drop reasoning, or exactly as sampled."""
+    reasoning: bool | None = None
+    """Whether the model reasons before it answers, if its template can switch that; None: as the agent requests."""
     tool_calls: Literal["marked", "any"] = "marked"
     """What is a tool call: only text in the marks of the model's template, or also JSON that ends an answer."""
     max_calls: Annotated[int, Meta(ge=1)] | None = None

@@ -56,6 +56,9 @@ class RolloutConfig(_Section, frozen=True):
     history: Literal["template", "exact"] = "template"
     """Earlier turns in a prompt: `template` renders them as the chat template does (some drop reasoning), `exact` keeps
     every sampled token."""
+    reasoning: bool | None = None
+    """Whether the model reasons before it answers, if its template can switch that; None: as the agent requests, or as
+    the template says."""
     tool_calls: Literal["marked", "any"] = "marked"
     """What is a tool call: `marked` takes what stands in the marks of the model's template, `any` also JSON at the end
     of an answer that names an offered tool, as models write it that were trained little on tools."""

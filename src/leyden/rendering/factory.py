@@ -53,6 +53,22 @@ def keep_reasoning(renderer: ChatRenderer, tokenizer: Tokenizer) -> ChatRenderer
     return cast(ChatRenderer, build(tokenizer, renderer.config.model_copy(update={"thinking_retention": "all"})))
 
 
+def switch_reasoning(renderer: ChatRenderer, tokenizer: Tokenizer, on: bool) -> ChatRenderer:
+    """Return a renderer whose prompts have reasoning switched on or off; the same one if the template has no switch."""
+    if isinstance(renderer, ChatMLRenderer) or not isinstance(renderer, ConfigurableRenderer):
+        return renderer
+    from renderers import DefaultRenderer
+
+    config, build = renderer.config, cast(Any, type(renderer))
+    names = set(type(config).model_fields)
+    if isinstance(renderer, DefaultRenderer):  # it passes any name to the template
+        names = {"enable_thinking"} if "enable_thinking" in (tokenizer.chat_template or "") else set()
+    name = next((name for name in ("enable_thinking", "thinking") if name in names), None)
+    if name is None or getattr(config, name, None) is on:
+        return renderer
+    return cast(ChatRenderer, build(tokenizer, config.model_copy(update={name: on})))
+
+
 def _is_chatml(tokenizer: Tokenizer, form: ChatMLForm) -> bool:
     """Return whether the template and the renderer write the same tokens on every probe.
 

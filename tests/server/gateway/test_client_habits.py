@@ -14,6 +14,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsNo
 
 from leyden.records import PromptOrigin
 from leyden.rl.signals.finding import find
+from leyden.server.gateway.dialects.types import PREFIX
 from leyden.server.gateway.prompts.history import History
 from leyden.server.gateway.prompts.text_index import segment
 
@@ -86,7 +87,7 @@ def test_reasoning_distinguishes_histories_and_does_not_count_for_their_size() -
 def test_the_completion_at_the_end_of_a_text_is_not_the_beginning_of_an_answer() -> None:
     completion = {"role": "assistant", "content": " upon a time"}
     assert not History.of([segment("Once"), completion], (), "m").prefilled
-    assert History.of([USER, completion], (), "m").prefilled
+    assert History.of([USER, {**completion, PREFIX: True}], (), "m").prefilled
 
 
 @pytest.mark.parametrize("dropped", ["text", "reasoning", "both"])
@@ -202,11 +203,11 @@ async def test_one_call_at_a_time_in_chat_and_messages(server: ModelServer) -> N
 async def test_thinking_is_signed(server: ModelServer, stream: bool) -> None:
     server.lines = ["<think>\nHm.\n</think>\n\nYes." + END]
     if not stream:
-        thinking = (await messages(server, USER))[0]
+        thinking = (await messages(server, USER, thinking={"type": "adaptive"}))[0]
         assert thinking["type"] == "thinking"
         assert thinking["signature"]
         return
-    body = {"model": "m", "max_tokens": 99, "messages": [USER], "stream": True}
+    body = {"model": "m", "max_tokens": 99, "messages": [USER], "stream": True, "thinking": {"type": "adaptive"}}
     headers = {"x-api-key": server.key}
     url = f"{server.url}/v1/messages"
     async with aiohttp.ClientSession() as session, session.post(url, json=body, headers=headers) as reply:
@@ -237,17 +238,18 @@ async def test_a_deferred_tool_is_shown_when_it_has_been_referred_to(server: Mod
     assert "unknown_tool" not in {str(signal.kind) for signal in find(episode)}
 
 
-@pytest.mark.parametrize("dialect", ["chat", "messages"])
+@pytest.mark.parametrize("dialect", ["prefix", "continue_final_message", "messages"])
 async def test_a_prefilled_answer_is_context_that_the_model_continues(server: ModelServer, dialect: str) -> None:
     server.lines = [" 5, of course." + END, "Bye" + END]
-    prefill = {"role": "assistant", "content": "It is"}
+    prefill = {"role": "assistant", "content": "It is", **({"prefix": True} if dialect == "prefix" else {})}
 
     async def ask(*said: Any) -> str:
-        if dialect == "chat":
-            return str((await chat(server, *said))["content"])
+        if dialect != "messages":
+            return str((await chat(server, *said, continue_final_message=dialect != "prefix"))["content"])
         return str((await messages(server, *said))[0]["text"])
 
     assert await ask(USER, prefill) == " 5, of course."
+    server.forget_attempts()
     whole = {"role": "assistant", "content": "It is 5, of course."}
     await ask(USER, whole, {"role": "user", "content": "Bye"})
     episode = await server.check(calls=2)

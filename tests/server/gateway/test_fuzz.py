@@ -57,7 +57,8 @@ async def send(server: ModelServer, count: int, seed: int) -> Counter[tuple[str,
 
 
 async def test_inputs_that_failed_the_server_once_are_refused(tmp_path: Path) -> None:
-    true = {"type": "json_schema", "json_schema": {"name": "v", "schema": {"type": "number", "multipleOf": True}}}
+    schema = {"type": "number", "multipleOf": True}
+    true = {"type": "json_schema", "json_schema": {"name": "v", "schema": schema, "strict": True}}
     double = deepcopy(fuzz.body_of("/v1/traces"))
     double["resourceSpans"][0]["resource"]["attributes"][0]["value"] = {"doubleValue": 10**400}
     called = [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": 5}]

@@ -124,6 +124,7 @@ class Gateway:
     ) -> AsyncGenerator[AnswerEvent, None]:
         """Answer a call with a served model."""
         settings, index = attempt.settings, attempt.index
+        model = _with_reasoning(model, settings, request)
         # Without the allowed mass, calls under a grammar give no gradient: training rollouts leave them free.
         free = attempt.purpose is Purpose.TRAIN and not model.engine.reports_allowed_mass
         constrains_calls = not free and model.structured_output.can_constrain_calls
@@ -197,6 +198,7 @@ class Gateway:
         if not isinstance(target, ServedModel):
             message = f"{request.model!r} is not served by a policy: its tokens cannot be counted here"
             raise GatewayError(ErrorKind.NO_MODEL, message, "model")
+        target = _with_reasoning(target, attempt.settings, request)
         return await count_tokens(target, attempt.index, request, attempt.settings.history)
 
     async def stored_answer(self, caller: Caller, call: str) -> StoredAnswer | None:
@@ -281,12 +283,16 @@ class Gateway:
         return self._attempts.setdefault(attempt.id, calls)
 
 
+def _with_reasoning(model: ServedModel, settings: RunSettings, request: GenerationRequest) -> ServedModel:
+    return model.with_reasoning(request.reasoning if settings.reasoning is None else settings.reasoning)
+
+
 async def _grammar(
     model: ServedModel, request: GenerationRequest, prompt: Prompt, session: str, constrains_calls: bool
 ) -> str | None:
     """Return the grammar of an answer: of its format, or of its tool calls if a grammar constrains them."""
     if request.format is not None and request.tool_choice.mode != "required":  # a required call has no other format
-        calls = bool(request.offered_tools)
+        calls = bool(request.callable_tools)
         return await model.structured_output.grammar(request.format, prompt.ids, calls=calls, session=session)
     return await model.structured_output.call_grammar(request, prompt.ids, session) if constrains_calls else None
 

@@ -4,9 +4,10 @@ import asyncio
 from functools import cached_property
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from leyden.engine.protocol import Engine
-from leyden.rendering.factory import keep_reasoning
+from leyden.rendering.factory import keep_reasoning, switch_reasoning
 from leyden.rendering.renderer import ChatRenderer, find_reasoning_end
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.answers.structured_output import StructuredOutput
@@ -44,6 +45,22 @@ class ServedModel(Struct, frozen=True, dict=True):
     def large_prompts(self) -> asyncio.Semaphore:
         """Bounds how many large prompts are tokenised at the same time, and so their memory."""
         return asyncio.Semaphore(2)
+
+    def with_reasoning(self, on: bool | None) -> "ServedModel":
+        """Return the model with its reasoning switched on or off; itself if its template has no switch."""
+        if on is None:
+            return self
+        if on not in self._switched:
+            renderer = switch_reasoning(self.renderer, self.tokenizer, on)
+            switched = self if renderer is self.renderer else replace(self, renderer=renderer)
+            shared = ("load", "large_prompts", "structured_output")
+            vars(switched).update({name: getattr(self, name) for name in shared})
+            self._switched[on] = switched
+        return self._switched[on]
+
+    @cached_property
+    def _switched(self) -> dict[bool, "ServedModel"]:
+        return {}
 
     @cached_property
     def exact_renderer(self) -> ChatRenderer:

@@ -170,12 +170,12 @@ async def test_formats_that_say_little_are_taken_as_they_are_meant(client: opena
         ({"type": "json_schema", "json_schema": {"name": "x"}}, "the schema of a json_schema"),
         ({"type": "regex"}, "a json_object"),
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objekt"}}}, "objekt"),
-        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}, "not"),
-        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"multipleOf": 999983}}}, "multipleOf"),
-        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"multipleOf": 1e-9}}}, "multipleOf"),
-        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"allOf": MULTIPLES}}}, "multipleOf"),
-        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["x" * 200_000]}}}, "characters"),
-        ({"type": "json_schema", "json_schema": {"name": "x", "schema": deep(900)}}, "cannot be enforced"),
+        ({"type": "json_schema", "json_schema": {"strict": True, "schema": {"not": {}}}}, "not"),
+        ({"type": "json_schema", "json_schema": {"strict": True, "schema": {"multipleOf": 999983}}}, "multipleOf"),
+        ({"type": "json_schema", "json_schema": {"strict": True, "schema": {"multipleOf": 1e-9}}}, "multipleOf"),
+        ({"type": "json_schema", "json_schema": {"strict": True, "schema": {"allOf": MULTIPLES}}}, "multipleOf"),
+        ({"type": "json_schema", "json_schema": {"strict": True, "schema": {"enum": ["x" * 200_000]}}}, "characters"),
+        ({"type": "json_schema", "json_schema": {"strict": True, "schema": deep(900)}}, "cannot be enforced"),
     ],
 )
 async def test_a_format_that_cannot_be_followed_is_a_400(client: openai.AsyncOpenAI, format: Any, why: str) -> None:
@@ -185,7 +185,7 @@ async def test_a_format_that_cannot_be_followed_is_a_400(client: openai.AsyncOpe
 
 async def test_thousands_of_huge_multiples_are_refused_at_once(client: openai.AsyncOpenAI) -> None:
     schema = {"allOf": [{"multipleOf": 1e300}] * 5400}
-    format: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    format: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
     with pytest.raises(openai.BadRequestError, match="multipleOf"):
         await client.chat.completions.create(model="m", messages=[QUESTION], response_format=format, timeout=20)
 
@@ -309,7 +309,7 @@ async def test_a_schema_that_never_finishes_is_refused_and_delays_nobody(tmp_pat
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=await server.new_attempt()) as client:
 
             def ask(format: Any, name: str = "x") -> Any:
-                named = {**format, "json_schema": {**format["json_schema"], "name": name}}
+                named = {**format, "json_schema": {**format["json_schema"], "name": name, "strict": True}}
                 return client.chat.completions.create(
                     model="m", messages=[{"role": "user", "content": "?"}], response_format=named
                 )

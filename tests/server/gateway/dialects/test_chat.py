@@ -244,15 +244,6 @@ async def test_a_call_in_a_fenced_block_is_a_tool_call_where_the_run_says_so(
     assert server.tokenizer.decode(first.completion_ids) == said + END
 
 
-async def test_tools_that_must_not_be_called_are_not_offered(server: ModelServer, client: openai.AsyncOpenAI) -> None:
-    server.lines = ["Five." + END]
-    request: Any = {"messages": [QUESTION], "tools": [ADD], "tool_choice": "none"}
-    await client.chat.completions.create(model="m", **request)
-    episode = await server.check(calls=1)
-    assert episode.tools(episode.calls[0]) == ()
-    assert "add" not in server.tokenizer.decode(episode.prompt_ids(episode.calls[0]))
-
-
 async def test_an_answer_cut_by_length_is_closed_with_unsampled_tokens(
     server: ModelServer, client: openai.AsyncOpenAI
 ) -> None:
@@ -350,7 +341,8 @@ async def test_a_required_tool_call_is_started_for_the_model(
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "regex"}}, "response_format"),
         ({"n": 0}, "n"),
-        ({"functions": [{"name": "add"}]}, "functions"),
+        ({"functions": [{"description": "add"}]}, "functions[0]"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0]"),
     ],
 )
 async def test_what_cannot_be_served_is_a_400_that_names_the_parameter(

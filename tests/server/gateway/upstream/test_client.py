@@ -161,7 +161,8 @@ async def test_a_stream_is_passed_back_in_both_dialects(far: ModelServer, near: 
         assert answer.usage is not None and answer.usage.completion_tokens == len(far.tokenizer.encode(thought))
     async with anthropic_at(near) as client:
         tool: Any = {"name": "look", "input_schema": {"type": "object"}}
-        async with client.messages.stream(model="m", max_tokens=99, messages=[QUESTION], tools=[tool]) as stream:
+        asked: Any = {"messages": [QUESTION], "tools": [tool], "thinking": {"type": "adaptive"}}
+        async with client.messages.stream(model="m", max_tokens=99, **asked) as stream:
             said = await stream.get_final_message()
         assert [block.type for block in said.content] == ["thinking", "text", "tool_use", "tool_use"]
         assert said.stop_reason == "tool_use"

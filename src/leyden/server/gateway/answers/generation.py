@@ -61,6 +61,7 @@ class Generation:
                 reasoning_end=model.reasoning_end if request.prompt is None else None,
                 forced=prompt.forced,
                 tools=request.callable_tools,
+                may_call=request.may_call,
                 parallel_calls=request.parallel_tool_calls,
                 unmarked=attempt.settings.tool_calls == "any",
                 stop=sampling.stop,

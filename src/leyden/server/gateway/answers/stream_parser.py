@@ -5,7 +5,7 @@ answer, and what may be the beginning of a stop string or a tool call. Tool call
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -41,6 +41,7 @@ class StreamParser:
         reasoning_end: int | None = None,
         forced: Sequence[int] = (),
         tools: Sequence[Any] = (),
+        may_call: Callable[[str], bool] = lambda tool: True,
         parallel_calls: bool = True,
         unmarked: bool = False,
         stop: tuple[str, ...] = (),
@@ -68,11 +69,11 @@ class StreamParser:
         self._infos: list[TokenInfo] = []
         self._logprobs_wanted = logprobs
         self._streamed = streamed
-        self._parallel_calls = parallel_calls
+        self._parallel_calls, self._may_call = parallel_calls, may_call
         self._incremental = streamed or bool(stop) or not parallel_calls  # otherwise it parses once, at the end
         self._next_parse = 1
         self._sent = {"content": 0, "reasoning": 0}
-        self._tool_calls = ToolCallStream(choice)
+        self._tool_calls = ToolCallStream(choice, may_call)
         self._known_call_events: list[AnswerEvent] = []
         self._new_call_events: list[AnswerEvent] = []
         self._inside_call = False
@@ -172,7 +173,8 @@ class StreamParser:
 
         The tokens that follow are dropped. An answer whose parser does not report the tokens of a call continues.
         """
-        spans = [call.token_span for call in calls if call.status == ToolCallStatus.OK]
+        ended = (call for call in calls if call.status == ToolCallStatus.OK and self._may_call(call.name or ""))
+        spans = [call.token_span for call in ended]
         if not spans or spans[0] is None:
             return False
         length = spans[0][1] - len(self._forced)

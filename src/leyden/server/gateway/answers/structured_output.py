@@ -16,7 +16,7 @@ from leyden.engine.grammar import GrammarError
 from leyden.engine.grammar_checker import GrammarChecker
 from leyden.rendering.renderer import ChatRenderer, tool_call_texts
 from leyden.rendering.tokenizer import Tokenizer
-from leyden.server.gateway.dialects.types import Format, GenerationRequest
+from leyden.server.gateway.dialects.types import Format, GenerationRequest, ToolChoice
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 
 _WHITE = r"( |\n[ \t]{0,20})?"
@@ -25,6 +25,8 @@ _MAX_SCHEMA = 1 << 17
 """The most characters of a schema."""
 _MAX_MULTIPLE = 10_000
 """The largest `multipleOf`: the time and memory of its automaton grow with it."""
+_PLAIN = {"TEXT": r"/(.|\n)+/", "WHITE": r"/\s{0,8}/"}
+"""Rules of text without control tokens."""
 _QUESTION = {"role": "user", "content": "?"}
 _TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -52,6 +54,7 @@ class StructuredOutput:
     async def grammar(self, wanted: Format, prompt_ids: Sequence[int], calls: bool, session: str = "") -> str:
         """Return the grammar of an answer to a prompt, with tool calls as an alternative; raise if there is none.
 
+        A schema that cannot be enforced and is not strict is any JSON of its type, as in OpenAI's service.
         The grammars of one session are checked one after another.
         """
         if not self._answers_are_plain:
@@ -59,27 +62,34 @@ class StructuredOutput:
             raise GatewayError(ErrorKind.INVALID, message)
         rules = {
             "start": f"{self._reasoning(prompt_ids)} (json{' | calls' if calls else ''})",
-            "json": f"%json {_schema(wanted)}",
             **({"calls": self._tool_calls} if calls else {}),
-            "TEXT": r"/(.|\n)+/",
-            "WHITE": r"/\s{0,8}/",
+            **_PLAIN,
         }
-        return await self._checked(rules, session)
+        try:
+            return await self._checked({**rules, "json": f"%json {_schema(wanted)}"}, session)
+        except GatewayError:
+            if wanted["type"] != "json_schema" or is_strict(wanted["json_schema"]):
+                raise
+            return await self._checked({**rules, "json": f"%json {_schema(_any_json(wanted))}"}, session)
 
     async def call_grammar(
         self, request: GenerationRequest, prompt_ids: Sequence[int], session: str = ""
     ) -> str | None:
         """Return the grammar of an answer whose tool calls are constrained to the tools of a request.
 
-        With a required choice the answer is one or more calls, else text and calls. The arguments of strict tools
-        follow their schemas if those can be enforced, those of others are objects. None if there is nothing to
-        constrain, or if the model's format of calls is not JSON between two control tokens.
+        With a required choice the answer is one or more calls, else text and calls; text alone if no tool may be
+        called. The arguments of strict tools follow their schemas if those can be enforced, those of others are
+        objects. None if there is nothing to constrain, or if the model's format of calls is not JSON between two
+        control tokens.
         """
         form, choice = self._call_form, request.tool_choice
         tools = [tool["function"] for tool in request.callable_tools]
         required = choice.mode == "required"
-        if form is None or not tools or not (required or any(map(is_strict, tools))):
+        constrained = choice != ToolChoice() or any(map(is_strict, tools))
+        if form is None or not request.tools or not constrained:
             return None
+        if not tools:
+            return await self._checked({"start": f"{self._reasoning(prompt_ids)} TEXT?", **_PLAIN}, session)
         if choice.name is not None:
             tools = [tool for tool in tools if tool["name"] == choice.name]
         reasoning = self._reasoning(prompt_ids)
@@ -176,15 +186,21 @@ class StructuredOutput:
         return list(answer)
 
 
-def is_strict(function: Mapping[str, Any]) -> bool:
-    """Return whether calls of a tool have to follow its schema."""
-    return function.get("strict") is True
+def is_strict(described: Mapping[str, Any]) -> bool:
+    """Return whether the calls of a tool, or the answers in a format, have to follow its schema."""
+    return described.get("strict") is True
+
+
+def _any_json(wanted: Format) -> Format:
+    """Return the format of any JSON of the type that a schema names, for one that cannot be enforced."""
+    schema = wanted["json_schema"]["schema"]
+    return {"type": "json_schema", "json_schema": {"schema": {"type": schema["type"]} if "type" in schema else {}}}
 
 
 def _call_rules(form: _CallForm, tools: Sequence[Mapping[str, Any]], strict: bool) -> dict[str, str]:
     """Return the rules of a call of one of the tools."""
     calls = " | ".join(f"call_{at}" for at in range(len(tools)))
-    rules = {"call": f"<[{form.begin}]> ({calls}) <[{form.end}]>", "TEXT": r"/(.|\n)+/", "WHITE": r"/\s{0,8}/"}
+    rules = {"call": f"<[{form.begin}]> ({calls}) <[{form.end}]>", **_PLAIN}
     for at, tool in enumerate(tools):
         head = form.before_name + json.dumps(tool["name"], ensure_ascii=False) + form.before_arguments
         schema = tool.get("parameters") if strict and is_strict(tool) else None

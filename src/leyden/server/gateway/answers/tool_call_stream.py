@@ -1,12 +1,13 @@
 """Streams the tool calls of one answer: a call begins as soon as its name is known, and its arguments follow.
 
 Text that was sent is never changed. So a call whose name and the beginning of whose arguments can be read is a call, in
-an answer that is not streamed too. If it turns out malformed, it is marked so. Any other malformed call is text.
+an answer that is not streamed too. If it turns out malformed, it is marked so. Any other malformed call is text, and so
+is a call that the request does not allow.
 """
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -35,8 +36,8 @@ class _SentCall:
 class ToolCallStream:
     """The tool calls of one answer, as far as they were sent."""
 
-    def __init__(self, choice: int) -> None:
-        self._choice = choice
+    def __init__(self, choice: int, may_call: Callable[[str], bool]) -> None:
+        self._choice, self._may_call = choice, may_call
         self._sent: dict[int, _SentCall] = {}  # by the position in the answer, where malformed calls count too
 
     @property
@@ -60,7 +61,7 @@ class ToolCallStream:
     def finish(
         self, parsed: Sequence[ParsedToolCall], only_sent: bool = False
     ) -> tuple[list[AnswerEvent], list[AnswerEvent], list[ParsedToolCall]]:
-        """Finish the calls of a complete answer; also return those that cannot be read, which are text."""
+        """Finish the calls of a complete answer; also return those that are text."""
         known = [event for position, call in enumerate(parsed) for event in self._extend(position, call)]
         for position, sent in self._sent.items():
             if sent.finished is None:
@@ -81,7 +82,7 @@ class ToolCallStream:
 
     def _announce(self, position: int, call: ParsedToolCall) -> list[AnswerEvent]:
         text = _text_of(call)
-        if text is None:
+        if text is None or not self._may_call(text.name):
             return []
         sent = self._sent[position] = _SentCall(len(self._sent), text.name)
         started = ToolCallStarted(self._choice, sent.index, sent.id, sent.name)

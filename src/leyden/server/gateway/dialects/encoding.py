@@ -1,6 +1,7 @@
 """Decodes JSON request bodies and encodes server-sent events, for all dialects."""
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,6 +27,11 @@ def decode_body(data: bytes, wanted: type[T], *, dotted: bool = False) -> tuple[
         raise GatewayError(ErrorKind.INVALID, message, field or None) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise GatewayError(ErrorKind.INVALID, f"the body is not JSON: {error}") from error
+
+
+def given_of(document: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
+    """Return which of these parameters a request gives, and not as null or empty."""
+    return tuple(name for name in names if document.get(name))
 
 
 def sse_event(data: bytes, name: str | None = None) -> bytes:

@@ -1,7 +1,7 @@
 """The dialects that the gateway serves. A new dialect is one new file and one line here."""
 
 from leyden.server.gateway.dialects.base import Dialect
-from leyden.server.gateway.dialects.chat import ChatDialect
+from leyden.server.gateway.dialects.chat.dialect import ChatDialect
 from leyden.server.gateway.dialects.completions import CompletionsDialect
 from leyden.server.gateway.dialects.messages.dialect import AnthropicDialect
 from leyden.server.gateway.dialects.responses.dialect import ResponsesDialect

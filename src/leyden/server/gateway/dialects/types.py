@@ -16,6 +16,8 @@ Format = dict[str, Any]
 
 LOADED_TOOLS = "loaded_tools"
 """The key of a tool's message for the tools that its content shows to the model."""
+PREFIX = "prefix"
+"""The key of the last message, if it is the assistant's and begins the answer: the model continues it."""
 
 
 class ToolChoice(Struct, frozen=True):
@@ -23,6 +25,8 @@ class ToolChoice(Struct, frozen=True):
 
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
+    allowed: frozenset[str] | None = None
+    """The tools that may be called; None: all. The prompt shows the others too."""
 
 
 class GenerationRequest(Struct, frozen=True):
@@ -47,27 +51,30 @@ class GenerationRequest(Struct, frozen=True):
     """A text, or its tokens, that the model continues as it is; it has no messages then."""
     prompt_logprobs: bool = False
     """Whether to return the logprobs of the prompt's tokens, with `top_logprobs` alternatives."""
+    reasoning: bool | None = None
+    """Whether the model reasons before it answers; None: as its template says."""
+    ignored: tuple[str, ...] = ()
+    """The parameters of the request that have no effect here, though they have one in the API's own service."""
     request: Any = None
     """The other fields of the request, for the record."""
 
-    @property
-    def offered_tools(self) -> tuple[dict[str, Any], ...]:
-        """The tools that the prompt shows to the model."""
-        return () if self.tool_choice.mode == "none" else self.tools
+    def may_call(self, tool: str) -> bool:
+        """Return whether a call of a tool is a call, and not text. A tool that does not exist may be called."""
+        choice = self.tool_choice
+        shown = choice.allowed is not None and any(tool == one["function"]["name"] for one in self.tools)
+        return choice.mode != "none" and (not shown or tool in (choice.allowed or ()))
 
     @property
     def callable_tools(self) -> tuple[dict[str, Any], ...]:
         """The tools that the model may call: those offered, and deferred ones that a tool's result has shown since."""
-        if self.tool_choice.mode == "none":
-            return ()
         loaded = (tool for message in self.messages for tool in message.get(LOADED_TOOLS) or ())
-        return tuple({tool["function"]["name"]: tool for tool in (*self.tools, *loaded)}.values())
+        tools = {tool["function"]["name"]: tool for tool in (*self.tools, *loaded)}
+        return tuple(tool for name, tool in tools.items() if self.may_call(name))
 
     @property
     def prefill(self) -> str | None:
-        """The beginning of the answer, if the last message is the assistant's: the model continues it."""
-        last = self.messages[-1]
-        return str(last["content"]) if last["role"] == "assistant" and not last.get("tool_calls") else None
+        """The beginning of the answer, if the last message is that: the model continues it."""
+        return str(self.messages[-1]["content"]) if self.messages[-1].get(PREFIX) else None
 
 
 class ToolCall(Struct, frozen=True):

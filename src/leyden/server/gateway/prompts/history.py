@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from leyden.server.gateway.dialects.types import Message
-from leyden.server.gateway.prompts.text_index import is_text
+from leyden.server.gateway.dialects.types import PREFIX, Message
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _EXACT_INTEGERS = 2.0**53
@@ -82,8 +81,7 @@ class History(Struct, frozen=True):
     @property
     def prefilled(self) -> bool:
         """Whether the last message is the beginning of the answer."""
-        last = self.messages[-1] if self.messages else {}
-        return last.get("role") == "assistant" and not last.get("tool_calls") and not is_text(self.messages)
+        return bool(self.messages) and self.messages[-1].get(PREFIX) is True
 
     def whole_answer(self, response: Message) -> Message:
         """Return an answer with the beginning that the request gave it."""

@@ -93,7 +93,7 @@ class PrefixIndex:
     def match(self, history: History) -> PrefixMatch:
         """Find the call that a request continues, or the one that it shares the longest prefix with."""
         messages = history.messages
-        for length in range(len(messages) - 1, 0, -1):
+        for length in range(len(messages), 0, -1):
             found = self._answered(history, length)
             if found is None:
                 continue

@@ -58,11 +58,11 @@ async def build_prompt(
     forces_call = begin_call and request.tool_choice.mode == "required"
     if forces_call and not isinstance(renderer, ToolCallForcer):
         raise GatewayError(ErrorKind.INVALID, "this model cannot be forced to call a tool: use auto", "tool_choice")
-    history = History.of(request.messages, request.offered_tools, model.name)
+    history = History.of(request.messages, request.tools, model.name)
     _refuse_too_long(model, request, history)
     prefill = request.prefill
     asked = request if prefill is None else replace(request, messages=request.messages[:-1])
-    to_match = history if prefill is None else History.of(asked.messages, asked.offered_tools, model.name)
+    to_match = history if prefill is None else History.of(asked.messages, asked.tools, model.name)
     if prefill is not None and (not asked.messages or request.format is not None):
         why = "a beginning of the answer needs a message before it" if not asked.messages else _PREFILL_AND_FORMAT
         raise GatewayError(ErrorKind.INVALID, why, "messages")
@@ -91,11 +91,11 @@ async def count_tokens(
     """Return the number of tokens in the prompt of a request, or of a conversation that ends with a whole answer."""
     if request.messages[-1]["role"] != "assistant":
         return len((await build_prompt(model, index, request, history_mode)).ids)
-    history = History.of(request.messages, request.offered_tools, model.name)
+    history = History.of(request.messages, request.tools, model.name)
     if (answered := index.answered_tokens(history)) is not None:
         return answered
     _refuse_too_long(model, request, history)
-    messages, tools = list(request.messages), list(request.offered_tools) or None
+    messages, tools = list(request.messages), list(request.tools) or None
     size, render = history.sizes[-1], partial(model.renderer.render_ids, messages, tools=tools)
     return len(await within_memory(model, index, size, partial(in_thread, size, render)))
 
@@ -140,7 +140,7 @@ class _PromptBuilder(Struct, frozen=True):
 
     @property
     def tools(self) -> list[Any] | None:
-        return list(self.request.offered_tools) or None
+        return list(self.request.tools) or None
 
     def extend(self) -> Prompt | None:
         """Append the new messages to the tokens of the matching call; None if the template writes it otherwise."""

@@ -13,7 +13,8 @@ from leyden import defaults
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.records import Sampling
 from leyden.server.gateway.calls.engine_load import EngineLoad
-from leyden.server.gateway.dialects.types import LOADED_TOOLS, GenerationRequest, Message
+from leyden.server.gateway.dialects.left_out import LEFT_OUT
+from leyden.server.gateway.dialects.types import LOADED_TOOLS, PREFIX, GenerationRequest, Message
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.upstream.text import as_chat, text_body
 from leyden.server.http.responses import Raw
@@ -23,7 +24,9 @@ _DEFAULTS = Sampling()
 _CONNECT_S = 30.0
 _KEEP_ALIVE_S = 2.0
 """Shorter than servers keep idle connections (uvicorn and Node: 5 s): a POST on one that was just closed would fail."""
-_NOT_SENT = ("is_error", "reasoning_content", LOADED_TOOLS)
+_PASSED = ("reasoning_effort", "chat_template_kwargs")
+"""Parameters of chat that are passed on as they are."""
+_NOT_SENT = ("is_error", "reasoning_content", LEFT_OUT, LOADED_TOOLS, PREFIX)
 
 
 class UpstreamClient:
@@ -146,7 +149,7 @@ def _body(request: GenerationRequest) -> dict[str, Any]:
     }
     if request.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    tools = request.callable_tools if request.tool_choice.mode != "none" else request.tools
+    tools = request.callable_tools or request.tools
     if tools:
         named = request.tool_choice.name
         choice: Any = {"type": "function", "function": {"name": named}} if named else request.tool_choice.mode
@@ -157,7 +160,8 @@ def _body(request: GenerationRequest) -> dict[str, Any]:
         body |= {"logprobs": True, "top_logprobs": request.top_logprobs}
     if request.format is not None:
         body["response_format"] = request.format
-    return body
+    others = request.request if isinstance(request.request, dict) else {}
+    return body | {name: others[name] for name in _PASSED if others.get(name) is not None}
 
 
 def _sampling(request: GenerationRequest) -> dict[str, Any]:

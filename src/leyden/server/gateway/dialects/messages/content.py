@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from leyden.server.gateway.dialects.answer_parts import AnswerParts
+from leyden.server.gateway.dialects.left_out import LEFT_OUT, stand_in
 from leyden.server.gateway.dialects.messages.tool_input import INVALID_JSON
-from leyden.server.gateway.dialects.types import LOADED_TOOLS, Message
+from leyden.server.gateway.dialects.types import LOADED_TOOLS, PREFIX, Message
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 
 _SUPPORTED_BLOCKS = ("text", "thinking", "tool_use", "tool_result", "tool_reference")
@@ -35,6 +36,9 @@ class MessageReader:
         """Return the messages."""
         for answer in self._answers:
             answer.join()
+        last = self._messages[-1]
+        if last["role"] == "assistant" and "tool_calls" not in last:
+            last[PREFIX] = True
         return tuple(self._messages)
 
     def add_system(self, content: Any, field: str) -> None:
@@ -78,7 +82,9 @@ class MessageReader:
 
     def _tool_result(self, content: Any, field: str) -> Message:
         """Read a tool's result. A reference to a deferred tool shows its definition from here on."""
-        texts, loaded = [], []
+        texts: list[str] = []
+        loaded: list[dict[str, Any]] = []
+        left_out: list[str] = []
         for block, block_field in _blocks(content, field):
             match block:
                 case {"type": "text", "text": str(text)}:
@@ -88,9 +94,10 @@ class MessageReader:
                         raise GatewayError(ErrorKind.INVALID, f"no tool is called {name!r}", f"{block_field}.tool_name")
                     loaded.append(self._tools[name])
                 case _:
-                    raise _bad_block(block, block_field)
+                    texts.append(stand_in(block, f"{block_field}.type", left_out))
+        noted = {LEFT_OUT: left_out} if left_out else {}
         if not loaded:
-            return {"content": "".join(texts)}
+            return {"content": "".join(texts), **noted}
         shown = []
         for tool in loaded:
             shown.append(json.dumps(tool, ensure_ascii=False))
@@ -98,7 +105,7 @@ class MessageReader:
             if self._shown > _MAX_SHOWN:
                 message = f"the tools of all references have more than {_MAX_SHOWN} characters: refer to fewer"
                 raise GatewayError(ErrorKind.INVALID, message, field)
-        return {"content": "\n".join([*texts, _LOADED, *shown]), LOADED_TOOLS: loaded}
+        return {"content": "\n".join([*texts, _LOADED, *shown]), LOADED_TOOLS: loaded, **noted}
 
 
 def _extend_answer(answer: AnswerParts, content: Any, field: str) -> None:

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
 from leyden.server.gateway.dialects.encoding import decode_body
 from leyden.server.gateway.dialects.messages.errors import anthropic_error
-from leyden.server.gateway.dialects.messages.request import CountRequest, read_prompt, read_request
+from leyden.server.gateway.dialects.messages.request import CountRequest, read_prompt, read_request, shows_thinking
 from leyden.server.gateway.dialects.messages.writer import MessagesWriter
 from leyden.server.gateway.errors import ErrorKind, GatewayError, no_model
 
@@ -72,7 +72,8 @@ class AnthropicDialect:
     async def read(self, body: bytes, access: ModelAccess) -> DialectRequest:
         """Read a request for a message."""
         request = read_request(body)
-        return DialectRequest(request, lambda started: MessagesWriter(request, started))
+        shows = shows_thinking(request.request.get("thinking"))
+        return DialectRequest(request, lambda started: MessagesWriter(request, shows, started))
 
     def write_error(self, error: GatewayError) -> bytes:
         """Write an error as Anthropic's SDKs read it."""

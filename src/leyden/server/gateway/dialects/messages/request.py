@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from leyden.records import Sampling
 from leyden.server.gateway.dialects.encoding import decode_body
+from leyden.server.gateway.dialects.messages.client_tools import client_tool
 from leyden.server.gateway.dialects.messages.content import MessageReader
 from leyden.server.gateway.dialects.types import Format, GenerationRequest, ToolChoice
 from leyden.server.gateway.errors import ErrorKind, GatewayError
@@ -30,6 +31,7 @@ class CountRequest(Struct, frozen=True):
     thread: Any = None
     compaction: Any = None
     mcp_servers: Any = None
+    thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     output_format: Any = None
 
@@ -62,6 +64,14 @@ def read_request(data: bytes) -> GenerationRequest:
     return replace(generation, sampling=sampling, stream=bool(request.stream), request=others)
 
 
+def shows_thinking(thinking: Any) -> bool:
+    """Return whether the parameter `thinking` asks for blocks with the model's thinking."""
+    match thinking:
+        case {"type": "disabled"} | {"display": "omitted"}:
+            return False
+    return bool(thinking)
+
+
 def read_prompt(request: CountRequest) -> GenerationRequest:
     """Read the fields that make up a prompt."""
     unsupported = {
@@ -86,6 +96,7 @@ def read_prompt(request: CountRequest) -> GenerationRequest:
         tool_choice=_read_tool_choice(request.tool_choice, tools),
         parallel_tool_calls=not (request.tool_choice or {}).get("disable_parallel_tool_use"),
         format=_format(request),
+        reasoning=None if request.thinking is None else request.thinking.get("type") != "disabled",
     )
 
 
@@ -95,16 +106,23 @@ def _format(request: CountRequest) -> Format | None:
         case None | {"type": "text"}:
             return None
         case {"type": "json_schema", "schema": dict() as schema}:
-            return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+            return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
     why = "the format must be text, or json_schema with a schema"
     raise GatewayError(ErrorKind.INVALID, why, "output_config.format")
 
 
 def _read_tool(tool: dict[str, Any], field: str) -> dict[str, Any]:
     """Convert a tool to the format that all dialects share."""
-    if tool.get("type") not in (None, "custom"):
+    kind = tool.get("type")
+    if isinstance(kind, str) and isinstance(tool.get("name"), str) and (known := client_tool(kind)) is not None:
+        description, schema = known
+        return {
+            "type": "function",
+            "function": {"name": tool["name"], "description": description, "parameters": schema},
+        }
+    if kind not in (None, "custom"):
         how = "remove it, or have the agent run a tool that it describes by name, description and input_schema"
-        message = f"tools of type {tool['type']!r} are not run or described here: {how}"
+        message = f"tools of type {kind!r} are not run or described here: {how}"
         raise GatewayError(ErrorKind.INVALID, message, f"{field}.type")
     match tool:
         case {"name": str(name), "input_schema": dict(schema)}:

@@ -29,10 +29,14 @@ _BLOCKS: dict[str, dict[str, Any]] = {
 
 
 class MessagesWriter:
-    """Writes a message, whole or as events. The content is a list of blocks; one block at a time is open."""
+    """Writes a message, whole or as events. The content is a list of blocks; one block at a time is open.
 
-    def __init__(self, request: GenerationRequest, started: AnswerStarted) -> None:
+    As in Anthropic's service, thinking is shown only if the request asks for it.
+    """
+
+    def __init__(self, request: GenerationRequest, shows_thinking: bool, started: AnswerStarted) -> None:
         self._request, self._started = request, started
+        self._shown = (TextDelta, ReasoningDelta) if shows_thinking else (TextDelta,)
         self._index = -1
         self._open = ""
         """The type of the open block; empty before the first one."""
@@ -45,7 +49,7 @@ class MessagesWriter:
         finished: AnswerFinished | None = None
         for event in events:
             match event:
-                case TextDelta(_, text) | ReasoningDelta(_, text) if text:
+                case TextDelta(_, text) | ReasoningDelta(_, text) if text and isinstance(event, self._shown):
                     kind = _block_type(event)
                     if not blocks or blocks[-1]["type"] != kind:
                         signed = {"signature": self._signature} if kind == "thinking" else {}
@@ -64,7 +68,7 @@ class MessagesWriter:
     def stream_event(self, event: AnswerEvent) -> bytes:
         """Write a delta of the open block; open and close blocks where the type changes."""
         match event:
-            case TextDelta(_, text) | ReasoningDelta(_, text) if text:
+            case TextDelta(_, text) | ReasoningDelta(_, text) if text and isinstance(event, self._shown):
                 kind = _block_type(event)
                 opening = self._open_block(kind, _BLOCKS[kind]) if self._open != kind else b""
                 return opening + self._delta(f"{kind}_delta", kind, text)

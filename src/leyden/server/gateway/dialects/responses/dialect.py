@@ -62,6 +62,7 @@ class ResponsesDialect:
             stream=bool(request.stream),
             top_logprobs=request.logprobs,
             format=read_format(request.text),
+            reasoning=request.reasons,
             truncates=request.truncation == "auto",
             parallel_tool_calls=request.parallel_tool_calls is not False,
             request=recorded_request(document, tools.given),
@@ -75,7 +76,8 @@ class ResponsesDialect:
 
 def _read_tools(request: PromptParameters) -> tuple[ToolTable, ToolChoice]:
     check_supported(request)
-    return ToolTable.read(request.tools or ()).choice(request.tool_choice)
+    tools = ToolTable.read(request.tools or ())
+    return tools, tools.choice(request.tool_choice)
 
 
 async def _read_messages(request: PromptParameters, tools: ToolTable, access: ModelAccess) -> tuple[Message, ...]:
@@ -145,7 +147,7 @@ async def _count_input_tokens(access: ModelAccess, request: RouteRequest) -> byt
     counted, _ = decode_body(request.body, PromptParameters)
     tools, choice = _read_tools(counted)
     messages = await _read_messages(counted, tools, access)
-    generation = GenerationRequest(counted.model, messages, tools.functions, choice)
+    generation = GenerationRequest(counted.model, messages, tools.functions, choice, reasoning=counted.reasons)
     return msgspec.json.encode(
         {"object": "response.input_tokens", "input_tokens": await access.count_tokens(generation)}
     )

@@ -5,10 +5,10 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from leyden.decoding import decode_text
 from leyden.server.gateway.dialects.answer_parts import AnswerParts
+from leyden.server.gateway.dialects.custom_tools import custom_arguments
+from leyden.server.gateway.dialects.left_out import LEFT_OUT, stand_in
 from leyden.server.gateway.dialects.responses.ids import call_of_item
 from leyden.server.gateway.dialects.responses.tools import ToolTable
 from leyden.server.gateway.dialects.types import Message
@@ -77,10 +77,12 @@ class _ItemReader:
             case {"type": "function_call", "call_id": str(id), "name": str(name)}:
                 self._add_call(item, id, name, item.get("arguments") or "{}", field)
             case {"type": "custom_tool_call", "call_id": str(id), "name": str(name), "input": str(text)}:
-                self._add_call(item, id, name, msgspec.json.encode({"input": text}).decode(), field)
+                self._add_call(item, id, name, custom_arguments(text), field)
             case {"type": "function_call_output" | "custom_tool_call_output", "call_id": str(id)}:
-                output = _text(item.get("output"), f"{field}.output")
-                self._messages.append({"role": "tool", "tool_call_id": id, "content": output})
+                left_out: list[str] = []
+                output = _text(item.get("output"), f"{field}.output", left_out)
+                noted = {LEFT_OUT: left_out} if left_out else {}
+                self._messages.append({"role": "tool", "tool_call_id": id, "content": output, **noted})
             case _:
                 raise _bad_item(item, field)
 
@@ -134,8 +136,8 @@ def _joined(parts: Any, field: str) -> str:
     return "".join(str(part.get("text") or "") for part in parts or () if isinstance(part, dict))
 
 
-def _text(content: Any, field: str) -> str:
-    """Join the parts of a content."""
+def _text(content: Any, field: str, left_out: list[str] | None = None) -> str:
+    """Join the parts of a content. A text stands in place of parts that are not text if `left_out` collects those."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -146,10 +148,7 @@ def _text(content: Any, field: str) -> str:
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get(_TEXT_FIELDS.get(kind, "")) if isinstance(kind, str) else None
-        if not isinstance(text, str):
-            message = f"parts of type {kind!r} are not supported: this model takes text"
-            raise GatewayError(ErrorKind.INVALID, message, f"{field}[{index}].type")
-        texts.append(text)
+        texts.append(text if isinstance(text, str) else stand_in(part, f"{field}[{index}].type", left_out))
     return "".join(texts)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from leyden.server.gateway.dialects.custom_tools import CustomInput
 from leyden.server.gateway.dialects.responses.ids import item_id
 from leyden.server.gateway.dialects.responses.items import seal_reasoning
-from leyden.server.gateway.dialects.responses.tools import CustomInput, GivenTool
+from leyden.server.gateway.dialects.responses.tools import GivenTool
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     AnswerFinished,

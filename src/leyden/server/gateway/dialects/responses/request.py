@@ -28,9 +28,16 @@ class PromptParameters(Struct, frozen=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
     truncation: str | None = None
     conversation: Any = None
     prompt: Any = None
+
+    @property
+    def reasons(self) -> bool | None:
+        """Whether the caller switches reasoning on or off."""
+        effort = (self.reasoning or {}).get("effort")
+        return None if effort is None else effort != "none"
 
 
 class ResponseParameters(PromptParameters, frozen=True):
@@ -44,7 +51,6 @@ class ResponseParameters(PromptParameters, frozen=True):
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None

@@ -4,22 +4,17 @@ A custom tool, whose input is free text, is shown as a function with one argumen
 shown as `namespace__name`. `ToolTable` remembers how each was given, so that calls are written as the client expects.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
-from leyden.server.gateway.dialects.types import ToolCall, ToolChoice
+from leyden.server.gateway.dialects.custom_tools import custom_function
+from leyden.server.gateway.dialects.types import ToolChoice
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 
 _NO_PARAMETERS = {"type": "object", "properties": {}}
-_CUSTOM_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-_INPUT_HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-_CHARACTERS = re.compile(r'(?:[^"\\]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|(?:\\u[0-9a-fA-F]{4}){2}|\\[^u])*')
-"""Characters of a JSON string that are complete; an escaped surrogate is complete with its other half."""
 _HOSTED = "the server runs no tools: remove it, or offer a function or custom tool that the agent runs"
 
 
@@ -98,30 +93,31 @@ class ToolTable(Struct, frozen=True, dict=True):
                 return shown[0]
         return name
 
-    def choice(self, choice: str | dict[str, Any] | None) -> tuple["ToolTable", ToolChoice]:
-        """Read `tool_choice`; `allowed_tools` leaves only the allowed ones to choose from."""
+    def choice(self, choice: str | dict[str, Any] | None) -> ToolChoice:
+        """Read `tool_choice`."""
         match choice:
             case None | "auto":
-                return self, ToolChoice()
+                return ToolChoice()
             case "none":
-                return self, ToolChoice("none")
+                return ToolChoice("none")
             case "required":
-                return self._required(None)
+                return self._required()
             case {"type": "function" | "custom", "name": str(name), **other}:
                 return self._required(self.model_name(name, other.get("namespace")))
             case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
-                return self._only(allowed).choice(mode)
+                names = self._allowed(allowed)
+                return self._required(allowed=names) if mode == "required" else ToolChoice(allowed=names)
         message = "write auto, none, required, the name of a function or custom tool, or allowed_tools"
         raise GatewayError(ErrorKind.INVALID, message, "tool_choice")
 
-    def _required(self, name: str | None) -> tuple["ToolTable", ToolChoice]:
+    def _required(self, name: str | None = None, allowed: frozenset[str] | None = None) -> ToolChoice:
         if name is not None and name not in self:
             raise GatewayError(ErrorKind.INVALID, f"no tool is called {name!r}", "tool_choice")
-        if not self.functions:
+        if not (self.functions if allowed is None else allowed):
             raise GatewayError(ErrorKind.INVALID, "there are no tools to choose from", "tool_choice")
-        return self, ToolChoice("required", name)
+        return ToolChoice("required", name, allowed)
 
-    def _only(self, allowed: Sequence[Any]) -> "ToolTable":
+    def _allowed(self, allowed: Sequence[Any]) -> frozenset[str]:
         names = set()
         for tool in allowed:
             name = tool.get("name") if isinstance(tool, dict) else None
@@ -129,8 +125,7 @@ class ToolTable(Struct, frozen=True, dict=True):
             if shown is None or shown not in self:
                 raise GatewayError(ErrorKind.INVALID, f"no tool is called {name!r}", "tool_choice.tools")
             names.add(shown)
-        functions = tuple(function for function in self.functions if function["function"]["name"] in names)
-        return ToolTable(functions, self.given)
+        return frozenset(names)
 
 
 def is_left_out(tool: dict[str, Any]) -> bool:
@@ -165,63 +160,12 @@ def _flatten(tools: Sequence[dict[str, Any]], field: str) -> Iterator[tuple[dict
 
 def _function(name: str, tool: dict[str, Any], custom: bool, field: str) -> dict[str, Any]:
     """Write a tool as a function in the format that all dialects share."""
-    description = tool.get("description") or ""
-    parameters = _CUSTOM_PARAMETERS if custom else tool.get("parameters") or _NO_PARAMETERS
+    if custom:
+        return custom_function(name, tool.get("description"), tool.get("format"))
+    description, parameters = tool.get("description") or "", tool.get("parameters") or _NO_PARAMETERS
     if not isinstance(parameters, dict) or not isinstance(description, str):
         message = "the parameters of a tool are a JSON schema, its description is text"
         raise GatewayError(ErrorKind.INVALID, message, field)
-    match tool.get("format"):
-        case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)} if custom:
-            description = f"{description}\nThe input follows this {syntax} grammar:\n{definition}".strip()
     about = {"description": description} if description else {}
-    strict = {"strict": True} if tool.get("strict") and not custom else {}
+    strict = {"strict": True} if tool.get("strict") else {}
     return {"type": "function", "function": {"name": name, **about, "parameters": parameters, **strict}}
-
-
-def custom_input(call: ToolCall) -> str:
-    """Return the input of a custom tool's call; arguments of another form are the input as they are."""
-    try:
-        arguments = msgspec.json.decode(call.arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return call.arguments
-    match arguments:
-        case {"input": str(text)}:
-            return text
-    return call.arguments
-
-
-class CustomInput:
-    """The input of a custom tool's call, decoded from arguments that are still being written.
-
-    Text that was sent is never changed: the complete call only adds to it.
-    """
-
-    def __init__(self) -> None:
-        self.text = ""
-        self._begun = False
-        self._rest = ""
-
-    def feed(self, arguments: str) -> str:
-        """Add to the arguments; return the new part of the input. Arguments of another form have none yet."""
-        self._rest += arguments
-        if not self._begun:
-            head = _INPUT_HEAD.match(self._rest)
-            if head is None:
-                return ""
-            self._begun, self._rest = True, self._rest[head.end() :]
-        characters = _CHARACTERS.match(self._rest)
-        assert characters is not None  # it matches the empty text too
-        try:
-            new: str = msgspec.json.decode(f'"{characters[0]}"'.encode(), type=str)
-        except (msgspec.DecodeError, UnicodeError):
-            return ""  # it is no JSON, so the complete call is malformed
-        self._rest = self._rest[characters.end() :]
-        self.text += new
-        return new
-
-    def finish(self, call: ToolCall) -> str:
-        """Return what a complete call adds."""
-        whole = custom_input(call)
-        new = whole.removeprefix(self.text) if whole.startswith(self.text) else ""
-        self.text += new
-        return new
