@@ -179,7 +179,7 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
         with LocalLearner({config.policy: trained}) as learner:
             parts = RunParts(stack.remote, stack.engine, learner, (metrics, clock))
             pipeline = build_pipeline(config, algorithm_of(config), tasks, parts, TrainerState(), folder)
-            await stack.run(Trainer(config, pipeline, step=0).run(asyncio.Event()))
+            await stack.run(Trainer(config, pipeline, TrainerState()).run(asyncio.Event()))
         await metrics.close()
         prompt_tokens = await count_prompts(stack, config)
     return {

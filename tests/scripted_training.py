@@ -7,7 +7,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from hashlib import blake2b
+from itertools import groupby
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from msgspec.structs import replace
 from smallepisodes import call
 
 from leyden.api.client import RemoteError
-from leyden.api.wire import CallTimes, EventLog, GroupSpec
+from leyden.api.wire import CallTimes, EventCursor, EventLog, GroupSpec
 from leyden.config import Config, read_config
 from leyden.engine.protocol import ModelWeights, Publication
 from leyden.episodes import Episode
@@ -28,7 +30,20 @@ from leyden.orchestrator.report.step_report import StepReport
 from leyden.orchestrator.rollouts.evaluation import EvaluationResult
 from leyden.orchestrator.rollouts.tasks import Tasks
 from leyden.outcomes import Ending, Outcome
-from leyden.records import Attempt, Call, Group, Reward, Rollout, State, StepCredits, Task, Version
+from leyden.records import (
+    Attempt,
+    Call,
+    Event,
+    EventKind,
+    Group,
+    Reward,
+    Rollout,
+    State,
+    StepCredits,
+    Task,
+    Version,
+    VersionRun,
+)
 
 
 class Crash(BaseException):
@@ -39,11 +54,13 @@ class Journal(list[str]):
     """What happened, in order. At entry number `crash_at` the process is killed."""
 
     crash_at: int | None = None
+    on_write: Callable[[], None] = staticmethod(lambda: None)
 
     def write(self, entry: str) -> None:
         if self.crash_at is not None and len(self) == self.crash_at:
             raise Crash(entry)
         self.append(entry)
+        self.on_write()
 
 
 Script = Callable[[GroupSpec, int], tuple[float | None, Sequence[Call], Ending]]
@@ -61,7 +78,8 @@ class ScriptedStore:
     def __init__(self, script: Script) -> None:
         self.script, self.journal = script, Journal()
         self.sampled: dict[str, list[Episode]] = {}
-        self.credits: dict[int, int] = {}
+        self.credits: dict[int, set[str]] = {}
+        """By step, the groups whose calls it has credited or left out."""
         self.versions: list[int] = []
 
     async def enqueue(self, run: str, spec: GroupSpec) -> Group:
@@ -83,7 +101,7 @@ class ScriptedStore:
 
     async def record_credits(self, run: str, credits: StepCredits) -> None:
         self.journal.write(f"credits {credits.step}")
-        self.credits[credits.step] = len(credits.calls)
+        self.credits[credits.step] = {credit.attempt.rsplit(".", 2)[0] for credit in credits.calls}
 
     async def hold_calls(self, run: str, policy: str) -> None:
         self.journal.write("hold")
@@ -99,6 +117,62 @@ class ScriptedStore:
         attempt = Attempt(f"{id}.1", run, id, 1, "w", None, 0.0, 9.0, 1.0, Outcome(ending))
         given = (Reward("final", reward),) if reward is not None else ()
         return Episode(rollout, attempt, spec.task, tuple(calls), (), given)
+
+
+class SlowStore(ScriptedStore):
+    """The server of a run whose rollouts take time: each samples a token now and then, by the version that is served.
+
+    Time passes while the trainer waits for groups, and whenever something happens.
+    """
+
+    def __init__(self, script: Script, random: Random) -> None:
+        super().__init__(script)
+        self._random, self._log = random, list[str]()
+        self._running: dict[str, list[list[int]]] = {}
+        """By group, the versions that sampled the tokens of its rollouts so far."""
+        self._missing: dict[str, list[int]] = {}
+        """By group, how many tokens its rollouts still sample."""
+        self.versions = [0]
+
+    async def enqueue(self, run: str, spec: GroupSpec) -> Group:
+        if spec.id not in self._missing:
+            self.journal.write(f"sample {spec.id}")
+            heavy = self._random.choice((3, 3, 3, 30))
+            self._missing[spec.id] = [self._random.randint(1, heavy) for _ in range(spec.size)]
+            self._running[spec.id] = [[] for _ in range(spec.size)]
+            self.sampled[spec.id] = [self._episode(run, spec, index) for index in range(spec.size)]
+        finished = None if spec.id in self._running else 1.0
+        return Group(spec.id, run, spec.task.id, spec.purpose, spec.size, 0, 0.0, finished)
+
+    async def follow_events(self, run: str, cursor: EventCursor) -> EventLog:
+        while len(self._log) <= cursor.after:
+            assert self._running, "nothing runs that could finish"
+            self.tick()
+        events = [
+            Event(number, run, EventKind.GROUP_FINISHED, name, 0.0, {})
+            for number, name in enumerate(self._log[cursor.after :], cursor.after + 1)
+        ]
+        return EventLog(tuple(events), len(self._log))
+
+    def tick(self) -> None:
+        """Let time pass."""
+        for name, rollouts in [*self._running.items()]:
+            for versions, missing in zip(rollouts, self._missing[name], strict=True):
+                if len(versions) < missing and self._random.random() < 0.5:
+                    versions.append(self.versions[-1])
+            if all(len(versions) == missing for versions, missing in zip(rollouts, self._missing[name], strict=True)):
+                del self._running[name]
+                self._log.append(name)
+                self.sampled[name] = [
+                    replace(one, calls=tuple(_with_versions(each, versions) for each in one.calls))
+                    for one, versions in zip(self.sampled[name], rollouts, strict=True)
+                ]
+
+
+def _with_versions(call: Call, versions: Sequence[int]) -> Call:
+    runs = tuple(VersionRun(len(list(some)), number) for number, some in groupby(versions))
+    count = len(versions)
+    return replace(call, completion_ids=tuple(range(count)), logprobs=(-1.0,) * count, versions=runs)
 
 
 class ScriptedBackend:
@@ -224,6 +298,7 @@ class ScriptedRun:
         sleeps: bool = False,
         held_out: int = 0,
         test: int = 0,
+        random: Random | None = None,
         **settings: Any,
     ) -> None:
         training = {"steps": 2, "tasks_per_step": 2, "group_size": 2, **settings.pop("training", {})}
@@ -235,7 +310,7 @@ class ScriptedRun:
         )
         self._tasks = Tasks(train, held, 0, tested)
         self._folder, self._shares, self._sleeps = folder, shares_parameters, sleeps
-        self.store = ScriptedStore(script)
+        self.store = ScriptedStore(script) if random is None else SlowStore(script, random)
         self.checkpoints: dict[int, tuple[TrainerState, str]] = {}
         self.stop = asyncio.Event()
         self.open()
@@ -245,6 +320,8 @@ class ScriptedRun:
         self.journal = self.store.journal = Journal()
         self.learner = ScriptedLearner(self.journal, self.checkpoints)
         self.observer = Observer(self.journal)
+        if isinstance(self.store, SlowStore):
+            self.journal.on_write = self.store.tick
 
     async def start(self) -> TrainerState:
         """Train from the latest checkpoint."""
@@ -254,7 +331,7 @@ class ScriptedRun:
         parts = RunParts(store, backend, self.learner, (self.observer,))
         algorithm = algorithm_of(self.config)
         pipeline = build_pipeline(self.config, algorithm, self._tasks, parts, state, self._folder)
-        return await Trainer(self.config, pipeline, state.step).run(self.stop)
+        return await Trainer(self.config, pipeline, state).run(self.stop)
 
     def with_settings(self, **training: Any) -> None:
         """Change the configuration for the next start."""

@@ -15,6 +15,7 @@ from leyden.learner.protocol import Update
 from leyden.learner.sample import Sample
 from leyden.orchestrator.algorithm.resolve import algorithm_of
 from leyden.orchestrator.credit.samples import Groups, StepAccounting
+from leyden.orchestrator.publications import Publications
 from leyden.orchestrator.updates import UpdateBuilder
 from leyden.rl.loss.ppo_clip import ppo_clip
 
@@ -53,7 +54,7 @@ def prepare_updates(
     training = replace(config.training, updates_per_step=number, epochs=epochs)
     trained = TrainedPolicy(policy, objective_of(config), checkpoints=None)  # type: ignore[arg-type]  # none is saved
     with LocalLearner({config.policy: trained}) as learner:
-        builder = UpdateBuilder(learner, config.policy, algorithm_of(config), training)
+        builder = UpdateBuilder(learner, config.policy, algorithm_of(config), training, Publications(0, [0]))
         return asyncio.run(builder.prepare(groups, accounting))
 
 

@@ -209,6 +209,14 @@ class TrainingConfig(_Section, frozen=True):
     """Tasks of a step; each makes one group of rollouts."""
     group_size: Annotated[int, Meta(ge=1, le=10_000)] = 8
     """Rollouts per task."""
+    max_staleness: Whole = 0
+    """How many publications may come between sampling a token and training on it. 0: agents wait while weights are
+    trained; 1 or more: they go on, and the correction accounts for the difference."""
+    flat_groups: Literal["keep", "refill"] = "keep"
+    """Groups whose rollouts leave nothing to compare: `keep` counts them among the tasks of a step, `refill` replaces
+    them by groups of other tasks."""
+    max_refill: NotNegative = 2.0
+    """The most groups that a step replaces because they were dropped or flat, in multiples of `tasks_per_step`."""
     min_group: AtLeastOne = 2
     """A group with fewer usable rollouts is dropped and replaced by another task."""
     learning_rate: Positive | None = None
@@ -439,6 +447,11 @@ class Config(_Section, frozen=True):
     def __post_init__(self) -> None:
         if self.policy in _RESERVED_POLICIES:
             raise ValueError(f"`policy` cannot be {self.policy!r}, which names calls that no policy answers")
+        if self.deterministic and self.training.max_staleness:
+            raise ValueError(
+                "`training.max_staleness` is above 0, so what a step trains on depends on time, and `deterministic` is "
+                "set: leave one of them out"
+            )
         for name in self.services:
             if not name.isidentifier() or name in RESERVED:
                 raise ValueError(f"`services.{name}` cannot be the name of a parameter: choose another name")

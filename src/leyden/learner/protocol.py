@@ -76,6 +76,14 @@ class UpdateMetrics(Struct, frozen=True):
     critic_loss: float | None = None
 
 
+class OpenGroup(Struct, frozen=True):
+    """A group that was requested and not trained on yet."""
+
+    position: int
+    version: int
+    """The one that was served when it was requested: all its tokens are of this one or of later ones."""
+
+
 class TrainerState(Struct, frozen=True):
     """The progress of the training of one policy, apart from its weights."""
 
@@ -85,6 +93,10 @@ class TrainerState(Struct, frozen=True):
     """Groups that were requested so far, which is the position in the endless order of tasks."""
     version: int = 0
     """Version of the weights: the number of their updates."""
+    published: tuple[int, ...] = ()
+    """The latest versions that were published; empty: only the present one."""
+    open_groups: tuple[OpenGroup, ...] = ()
+    """Oldest first."""
     best_step: int | None = None
     """Step with the highest held-out reward; 0 is the model before training."""
     best_reward: float | None = None
@@ -93,7 +105,7 @@ class TrainerState(Struct, frozen=True):
 
 
 class Learner(Protocol):
-    """Trains policies. The calls about one policy are made one after the other."""
+    """Trains policies. The calls about one policy are carried out in the order in which they are made."""
 
     async def restore(self, policy: str) -> TrainerState:
         """Restore the newest checkpoint that is whole; return the first state if there is no checkpoint."""

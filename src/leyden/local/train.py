@@ -219,7 +219,7 @@ async def _train(
         if any(line["step"] == config.training.steps and "test/reward" in line for line in lines):
             tasks = replace(tasks, test=())  # they are measured once
         parts = RunParts(stack.remote, stack.engine, learner, (metrics, display), stack.server.starting_held)
-        trainer = Trainer(config, build_pipeline(config, algorithm, tasks, parts, state, folder.path), state.step)
+        trainer = Trainer(config, build_pipeline(config, algorithm, tasks, parts, state, folder.path), state)
         try:
             with _interruptible(on_second_interrupt, lambda: trainer.waits_for_evaluation) as stop:
                 state = await stack.run(trainer.run(stop))

@@ -1,9 +1,15 @@
-"""The training loop: collects the rollouts of a step, updates the policy, evaluates and saves checkpoints."""
+"""The training loop: collects the rollouts of a step, updates the policy, evaluates and saves checkpoints.
+
+With `training.max_staleness` above 0 agents go on meanwhile, and a step is evaluated and saved while the next one is
+collected and its gradient computed: weights change when the evaluation is done, so it is of one version.
+"""
 
 import asyncio
 import time
 from collections.abc import Coroutine
 from typing import Any
+
+from msgspec.structs import replace
 
 from leyden.config import Config
 from leyden.learner.errors import TrainingError
@@ -18,9 +24,13 @@ from leyden.orchestrator.report.time_left import TimeLeft
 class Trainer:
     """Trains the policy of one run."""
 
-    def __init__(self, config: Config, pipeline: Pipeline, step: int) -> None:
-        """`step` is the last one that was trained."""
-        self._config, self._parts, self._step = config, pipeline, step
+    def __init__(self, config: Config, pipeline: Pipeline, state: TrainerState) -> None:
+        """`state` is that after the last step that was trained."""
+        self._config, self._parts, self._trained = config, pipeline, state
+        self._time_left = TimeLeft(config.training.time_limit_s)
+        self._last = config.training.steps
+        self._closing: asyncio.Task[None] | None = None
+        """Evaluates, reports and saves the step before; awaited before the weights change again."""
         self.waits_for_evaluation = False
         """Whether `stop` is followed at once, because nothing is to be saved."""
 
@@ -29,39 +39,35 @@ class Trainer:
 
         An evaluation before the first step or after the last one is abandoned.
         """
-        config, parts = self._config, self._parts
-        time_left, last = TimeLeft(config.training.time_limit_s), config.training.steps
-        if self._step == 0:
+        parts = self._parts
+        if self._trained.step == 0:
             await self._unless_stopped(stop, parts.evaluations.measure(0))
-        while self._step < last and not stop.is_set():
-            time_left.start_step()
-            report = await self._train(self._step + 1)
-            if time_left.is_over:
-                last = report.step
-            if _due(config.evaluation.every, report.step, last):
-                started = time.monotonic()
-                report.held_out = await parts.evaluations.measure(report.step)
-                report.evaluation_s = time.monotonic() - started
-            # before the checkpoint, so that every saved step has been reported
-            await parts.reports.step(report, time_left.end_step(last - report.step))
-            for message in parts.health.find_collapse(report):
-                kept = parts.saver.keep_best(parts.evaluations.best_step)
-                parts.reports.warn(f"step {report.step}: {message}. {kept}.")
-            for message in parts.health.find_warnings(report):
-                parts.reports.warn(message)
-            best = parts.evaluations.best_step == report.step
-            if best or stop.is_set() or _due(config.checkpoints.every, report.step, last):
-                await parts.saver.save(self._state)
-        if self._step == last and parts.evaluations.has_test:
+        self._time_left.start()
+        try:
+            while self._trained.step < self._last and not stop.is_set():
+                report = await self._train(self._trained.step + 1)
+                if self._time_left.is_over:
+                    self._last = report.step
+                await self._closed()
+                self._closing = asyncio.create_task(self._close(report, self._trained, stop))
+                if not self._config.training.max_staleness:
+                    await self._closed()
+            await self._closed()
+        finally:
+            if self._closing is not None:
+                self._closing.cancel()
+        if stop.is_set() and (parts.saver.newest or 0) != self._trained.step:
+            await parts.saver.save(self._state(self._trained))
+        if self._trained.step == self._last and parts.evaluations.has_test:
             await self._unless_stopped(stop, self._evaluate_best())
-        return self._state
+        return self._state(self._trained)
 
     async def _train(self, step: int) -> StepReport:
-        """Make a step. Only its last update is published: nothing is sampled in between."""
+        """Make a step. Only its last update is published."""
         parts, policy, started = self._parts, self._config.policy, time.monotonic()
         report = StepReport(step, [], StepAccounting(), started=time.time())
-        groups, episodes = await parts.rollouts.collect(report, parts.publisher.version)
-        if not groups:
+        groups, episodes = await parts.rollouts.collect(report)
+        if not groups and not report.accounting.groups_flat:
             await parts.credits.record(step, report.accounting)
             raise TrainingError(nothing_to_learn(step, report.accounting, episodes))
         report.learning_rate = await parts.learner.start_step(policy, step)
@@ -71,32 +77,61 @@ class Trainer:
         await parts.credits.record(step, report.accounting)
         for update in updates:
             report.metrics.append(await parts.learner.accumulate(policy, update))
+            await self._closed()
             await parts.publisher.update()
         if updates or parts.publisher.must_publish:
             report.publication = await parts.publisher.publish()
         report.training_s = time.monotonic() - started - report.sampling_s - report.publishing_s
-        self._step = step
+        self._trained = TrainerState(
+            step=step,
+            policy=policy,
+            position=parts.source.position,
+            version=parts.publisher.version,
+            published=parts.publications.versions,
+            open_groups=parts.rollouts.open_groups,
+        )
         return report
+
+    async def _close(self, report: StepReport, trained: TrainerState, stop: asyncio.Event) -> None:
+        """Evaluate, report and save a step whose weights are published."""
+        config, parts = self._config, self._parts
+        if _due(config.evaluation.every, report.step, self._last):
+            started = time.monotonic()
+            report.held_out = await parts.evaluations.measure(report.step)
+            report.evaluation_s = time.monotonic() - started
+        # before the checkpoint, so that every saved step has been reported
+        await parts.reports.step(report, self._time_left.end_step(self._last - report.step))
+        for message in parts.health.find_collapse(report):
+            kept = parts.saver.keep_best(parts.evaluations.best_step)
+            parts.reports.warn(f"step {report.step}: {message}. {kept}.")
+        for message in parts.health.find_warnings(report):
+            parts.reports.warn(message)
+        best = parts.evaluations.best_step == report.step
+        if best or stop.is_set() or _due(config.checkpoints.every, report.step, self._last):
+            await parts.saver.save(self._state(trained))
+
+    async def _closed(self) -> None:
+        """Wait until the step before is evaluated, reported and saved."""
+        if self._closing is not None:
+            await self._closing
+            self._closing = None
 
     async def _evaluate_best(self) -> None:
         """Evaluate the best weights, which may be those before training; the last if no step has a held-out reward."""
         best = self._parts.evaluations.best_step
-        step = self._step if best is None else best
-        if step != self._step:
+        step = self._trained.step if best is None else best
+        if step != self._trained.step:
             await self._parts.publisher.publish_checkpoint(step)
         await self._parts.evaluations.test(step)
 
-    @property
-    def _state(self) -> TrainerState:
-        parts = self._parts
-        return TrainerState(
-            step=self._step,
-            policy=self._config.policy,
-            position=parts.source.position,
-            version=parts.publisher.version,
-            best_step=parts.evaluations.best_step,
-            best_reward=parts.evaluations.best_reward,
-            kept_step=parts.saver.kept_step,
+    def _state(self, trained: TrainerState) -> TrainerState:
+        """Return the state after a step with what is known of the best one."""
+        evaluations = self._parts.evaluations
+        return replace(
+            trained,
+            best_step=evaluations.best_step,
+            best_reward=evaluations.best_reward,
+            kept_step=self._parts.saver.kept_step,
         )
 
     async def _unless_stopped(self, stop: asyncio.Event, evaluation: Coroutine[Any, Any, object]) -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 from msgspec import Struct
 
 from leyden.api.client import Remote
-from leyden.config import Config
+from leyden.config import Config, ConfigError
 from leyden.engine.protocol import EngineBackend
 from leyden.learner.protocol import Learner, TrainerState
 from leyden.orchestrator.algorithm.resolve import Algorithm
 from leyden.orchestrator.credit.recording import CreditRecorder
 from leyden.orchestrator.health.divergence import START_FILE, Divergence
 from leyden.orchestrator.health.health import Health
+from leyden.orchestrator.publications import Publications
 from leyden.orchestrator.publisher import Publisher
 from leyden.orchestrator.report.metrics_log import read_metrics
 from leyden.orchestrator.report.observer import TrainingObserver
@@ -43,6 +44,7 @@ class RunParts(Struct, frozen=True):
 class Pipeline(Struct, frozen=True):
     """The stages of a training."""
 
+    publications: Publications
     source: GroupSource
     rollouts: StepRollouts
     divergence: Divergence
@@ -61,20 +63,27 @@ def build_pipeline(
 ) -> Pipeline:
     """Connect the stages of a training that starts from a state; `folder` is the run's."""
     training, policy = config.training, config.policy
+    if training.max_staleness and parts.engine.sleeps_while_training:
+        raise ConfigError(
+            f"`training.max_staleness` is {training.max_staleness}, and the engine must sleep while weights are "
+            "trained: both do not fit on the device. Set it to 0, or lower `engine.memory` or `training.batch_tokens`"
+        )
     reports, collector = Reports(parts.observers), RolloutCollector(parts.remote, config.run)
     source = GroupSource(tasks, training.group_size, state.position)
     different = len({task.id for task in (*tasks.train, *tasks.held_out)})
     lines = read_metrics(RunFolder(folder).metrics_file, policy)
     health = Health(config, different, algorithm.position_advice, lines)
     start = checkpoint_folder(folder, policy) / START_FILE
+    publications = Publications(training.max_staleness, state.published or (state.version,))
     return Pipeline(
+        publications=publications,
         source=source,
-        rollouts=StepRollouts(config, algorithm, source, collector, health, reports),
+        rollouts=StepRollouts(config, algorithm, source, collector, health, reports, publications, state.open_groups),
         divergence=Divergence(start, parts.learner, policy, training.steps),
-        updates=UpdateBuilder(parts.learner, policy, algorithm, training),
+        updates=UpdateBuilder(parts.learner, policy, algorithm, training, publications),
         credits=CreditRecorder(parts.remote, config.run, policy),
         learner=parts.learner,
-        publisher=Publisher(config, parts.remote, parts.engine, parts.learner, state.version, parts.held),
+        publisher=Publisher(config, parts.remote, parts.engine, parts.learner, state.version, publications, parts.held),
         evaluations=Evaluations(config, tasks, collector, health, reports, state),
         health=health,
         reports=reports,

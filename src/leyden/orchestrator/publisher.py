@@ -12,6 +12,7 @@ from leyden.api.client import Remote
 from leyden.config import Config
 from leyden.engine.protocol import EngineBackend, Publication
 from leyden.learner.protocol import Learner
+from leyden.orchestrator.publications import Publications
 from leyden.records import Version
 
 
@@ -25,12 +26,14 @@ class Publisher:
         engine: EngineBackend,
         learner: Learner,
         version: int,
+        publications: Publications,
         held: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """`version` is the present one. `held` is entered from the hold of the calls until they resume."""
         self._run, self._policy = config.run, config.policy
         self._remote, self._engine, self._learner = remote, engine, learner
         self._held, self._holding = held, ExitStack()
+        self._publications = publications
         self.version = version
         """The number of updates of the weights."""
 
@@ -72,6 +75,7 @@ class Publisher:
         with self._holding:
             await self._hold_calls()
             publication = await self._engine.publish(self._learner.weights(self._policy), version)
+            self._publications.add(version)
             await self._remote.publish_version(self._run, Version(self._policy, version))  # resumes them
         return publication
 

@@ -10,18 +10,25 @@ from leyden.learner.sample import Sample
 from leyden.orchestrator.algorithm.resolve import Algorithm
 from leyden.orchestrator.credit.advantages import StepInputs, compute_advantages
 from leyden.orchestrator.credit.samples import Groups, StepAccounting, make_samples
+from leyden.orchestrator.publications import Publications
 from leyden.records import CallCredit
 
 
 class UpdateBuilder:
     """Builds the updates of one policy."""
 
-    def __init__(self, learner: Learner, policy: str, algorithm: Algorithm, training: TrainingConfig) -> None:
+    def __init__(
+        self, learner: Learner, policy: str, algorithm: Algorithm, training: TrainingConfig, publications: Publications
+    ) -> None:
         self._learner, self._policy, self._algorithm = learner, policy, algorithm
+        self._publications = publications
         self._updates, self._epochs = training.updates_per_step, training.epochs
 
     async def prepare(self, groups: Groups, accounting: StepAccounting) -> list[Update]:
         """Divide groups evenly into updates, repeated in each epoch. Updates without samples are left out."""
+        if not groups:
+            return []
+        self._count_stale(groups, accounting)
         number = min(self._updates, len(groups))
         ends = [len(groups) * done // number for done in range(number + 1)]
         parts = [groups[start:end] for start, end in pairwise(ends)]
@@ -31,7 +38,7 @@ class UpdateBuilder:
 
     async def _update(self, groups: Groups, accounting: StepAccounting, policy_changes: bool) -> Update:
         """Prepare one update; `policy_changes`: whether the step has other updates, so that old logprobs are kept."""
-        all_samples = await asyncio.to_thread(make_samples, groups)
+        all_samples = await asyncio.to_thread(make_samples, groups, self._publications.fresh)
         evaluation = await self._learner.evaluate(self._policy, all_samples)
         samples = await asyncio.to_thread(self._credit, groups, all_samples, evaluation, accounting)
         ratios = None
@@ -46,6 +53,17 @@ class UpdateBuilder:
         if self._algorithm.kl_loss:
             reference = await self._learner.logprobs(self._policy, samples, reference=True)
         return Update(samples, OldLogprobs(proximal, reference, ratios))
+
+    def _count_stale(self, groups: Groups, accounting: StepAccounting) -> None:
+        """Count the tokens that are too old, and the calls that have no others."""
+        for rollout in (rollout for group in groups for rollout in group):
+            for _, transition in rollout.transitions:
+                call = transition.call
+                fresh = self._publications.fresh(call, call.chosen)
+                accounting.tokens_stale += len(call.chosen) - len(fresh)
+                if not fresh:
+                    accounting.calls_excluded["too old"] += 1
+                    accounting.credits.append(CallCredit(rollout.episode.attempt.id, call.id, excluded="too old"))
 
     def _credit(
         self, groups: Groups, all_samples: Sequence[Sample], evaluation: SampleEvaluation, accounting: StepAccounting

@@ -6,6 +6,7 @@ from rich.console import Console
 from smallepisodes import call
 
 from leyden.orchestrator.credit.samples import StepAccounting
+from leyden.orchestrator.publications import Publications
 from leyden.orchestrator.report.console import ConsoleReport
 from leyden.orchestrator.report.step_report import StepReport
 from leyden.orchestrator.rollouts.evaluation import EvaluationResult
@@ -36,9 +37,9 @@ def test_a_standard_deviation_is_not_written_like_a_standard_error() -> None:
 
 def test_tokens_sampled_before_the_step_are_not_in_its_speed() -> None:
     report = StepReport(1, [1.0], StepAccounting(), started=100.0, sampling_s=2.0)
-    report.count_tokens([call("earlier", 1000, started=90.0)], 0)
+    report.count_tokens([call("earlier", 1000, started=90.0)], Publications(0, [0]))
     assert "1000 tokens  sampled before" in line(report)
-    report.count_tokens([call("now", 10, started=101.0)], 0)
+    report.count_tokens([call("now", 10, started=101.0)], Publications(0, [0]))
     assert "1010 tokens  5 tok/s sampled" in line(report)
 
 

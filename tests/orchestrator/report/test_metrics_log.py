@@ -17,6 +17,7 @@ from leyden.config import read_config
 from leyden.learner.protocol import UpdateMetrics
 from leyden.orchestrator.credit.samples import StepAccounting
 from leyden.orchestrator.disk_room import is_disk_full
+from leyden.orchestrator.publications import Publications
 from leyden.orchestrator.report.metrics_log import MetricsLog, evaluation_metrics, read_metrics, step_metrics
 from leyden.orchestrator.report.plot import draw_image, draw_text
 from leyden.orchestrator.report.sinks import opened_sinks
@@ -55,11 +56,13 @@ async def test_a_step_is_written_down_and_sent(remote: Remote, tmp_path: Path) -
 
 def test_rewards_are_reported_by_role_and_kind_and_tokens_by_staleness() -> None:
     one = report(3, by_role={"writer": [1.0, 0.0], "critic": [1.0]}, by_kind={"easy": [0.5]})
-    one.count_tokens([Call("c", completion_ids=(1, 2, 3, 4), versions=(VersionRun(3, 7), VersionRun(1, 5)))], version=7)
-    one.count_tokens([], version=7)
+    published = Publications(2, [4, 6, 7])  # two publications after version 5
+    one.count_tokens([Call("c", completion_ids=(1, 2, 3, 4), versions=(VersionRun(3, 7), VersionRun(1, 5)))], published)
+    one.count_tokens([], published)
     found = step_metrics(one)
     assert (found["reward/role/writer"], found["reward/role/critic"], found["reward/kind/easy"]) == (0.5, 1.0, 0.5)
     assert (found["staleness/mean"], found["staleness/max"]) == (0.5, 2)
+    assert (found["staleness/tokens/0"], found["staleness/tokens/2"]) == (3, 1)
     assert (found["length/call"], found["length/rollout"]) == (4, 2)
 
 
@@ -81,7 +84,7 @@ def test_only_the_trained_policys_tokens_are_counted() -> None:
     config = read_config({"run": "r", "agent": "a", "tasks": "t", "policy": "writer"})
     calls = [call("a", 4, policy="writer"), call("b", 3, policy="judge"), call("c", 2, policy="upstream")]
     one = StepReport(1, [], StepAccounting())
-    one.add_episodes([episode(0, 1.0, calls)], 0, config, False)
+    one.add_episodes([episode(0, 1.0, calls)], Publications(0, [0]), config, False)
     assert (one.lengths, one.rollout_lengths, one.sampled, one.rewards) == ([4], [4], 4, [1.0])
 
 
@@ -91,7 +94,7 @@ def test_flat_groups_that_succeed_and_that_fail_are_told_apart() -> None:
     for number, rewards in enumerate([(1.0, 1.0), (0.5, 0.5), (0.25, 0.25), (0.0, 1.0), (0.0, None), (0.0, 0.0)]):
         group = [episode(index, reward, [call("a", 2, finish="length")]) for index, reward in enumerate(rewards)]
         named = [replace(each, rollout=replace(each.rollout, group=f"g{number}")) for each in group]
-        one.add_episodes(named, 0, config, False)
+        one.add_episodes(named, Publications(0, [0]), config, False)
     found = step_metrics(one)
     assert (found["groups/flat"], found["groups/flat_succeeded"], found["groups/flat_failed"]) == (3, 2, 2)
     assert (found["calls/per_rollout"], found["calls/tool_calls_per_rollout"], found["calls/cut"]) == (1, 0, 1)

@@ -88,6 +88,12 @@ def _check(config: Config) -> None:
     registry.check_pair(named.credit, named.advantage, preferred=AlgorithmConfig().advantage)
     registry.check_settings(named, _KINDS)
     advantage = declaration("advantage", named.advantage)
+    compares = advantage is None or advantage.compares_group or registry.reads("advantage", named, "state")
+    if not compares and config.training.flat_groups == "refill":
+        raise ConfigError(
+            f'`training.flat_groups = "refill"` replaces groups that have nothing to compare, and '
+            f'`algorithm.advantage = "{named.advantage}"` does not compare the rollouts of a group: set one to another'
+        )
     if advantage is not None and advantage.compares_group and config.training.group_size == 1:
         others = [
             f'`algorithm.advantage = "{name}"`'

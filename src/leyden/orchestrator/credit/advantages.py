@@ -11,7 +11,13 @@ from msgspec.structs import replace
 
 from leyden.config import Hyperparameters
 from leyden.learner.sample import Sample
-from leyden.orchestrator.credit.samples import Groups, SelectedRollout, SituatedAdvantage, StepAccounting
+from leyden.orchestrator.credit.samples import (
+    Groups,
+    SelectedRollout,
+    SituatedAdvantage,
+    StepAccounting,
+    make_samples,
+)
 from leyden.rl import advantage as advantages
 from leyden.rl.advantage import Advantage, CallBatch, Ints
 from leyden.rl.aggregation import Aggregation
@@ -128,6 +134,12 @@ def compute_advantages(
         replace(call.sample, advantage=float(advantage), weight=weight, target=call.value, old_value=call.baseline)
         for call, advantage, weight in zip(credited, advantages_C, weights_C, strict=True)
     ]
+
+
+def teaches(group: Sequence[SelectedRollout], estimator: AdvantageEstimator) -> bool:
+    """Whether a call of a group has an advantage, as far as rewards give one."""
+    samples = make_samples([group])
+    return any(one.advantage for one in compute_advantages([group], samples, StepInputs(), estimator, StepAccounting()))
 
 
 def _without_samples(

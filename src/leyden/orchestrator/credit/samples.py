@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -49,6 +49,13 @@ class StepAccounting(Struct):
     """Of all calls with credit."""
     credits: list[CallCredit] = field(default_factory=list)
     """What the step computed for each call of this policy, or why the call was left out."""
+    tokens_stale: int = 0
+    """Tokens that are not trained on because they were sampled too many publications ago."""
+
+    def add(self, other: "StepAccounting") -> None:
+        """Add what another one has counted."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class SelectedRollout(Struct, frozen=True):
@@ -68,6 +75,8 @@ class SelectedRollout(Struct, frozen=True):
 
 
 Groups = Sequence[Sequence[SelectedRollout]]
+Fresh = Callable[[Call, Sequence[int]], Sequence[int]]
+"""From a call and some of its completion's tokens to those that may still be trained on."""
 
 
 class SampleFilter(Struct, frozen=True):
@@ -128,25 +137,41 @@ def select_rollouts(
     accounting.groups += 1
     accounting.excluded += excluded
     accounting.calls_excluded += calls_excluded
+    accounting.trained += trained
     if len(selected) < sample_filter.min_group or not trained:
         accounting.groups_dropped += 1
-        if trained:
-            accounting.excluded["group too small"] += trained
-        for rollout in selected:
-            small = ("group too small" if reason is None else None for reason in rollout.exclusion_reasons)
-            exclude_calls(rollout.episode, small)
+        leave_out(selected, "group too small", accounting)
         return None
-    accounting.trained += trained
     return selected
 
 
-def make_samples(groups: Groups) -> list[Sample]:
-    """Build the samples of an update, without advantages: group by group, rollout by rollout."""
+def leave_out(group: Sequence[SelectedRollout], reason: str, accounting: StepAccounting) -> None:
+    """Count the rollouts of a group that would be trained on as left out, and their calls."""
+    if trained := [rollout for rollout in group if None in rollout.exclusion_reasons]:
+        accounting.trained -= len(trained)
+        accounting.excluded[reason] += len(trained)
+    accounting.credits += [
+        CallCredit(rollout.episode.attempt.id, transition.call.id, excluded=reason)
+        for rollout in trained
+        for _, transition in rollout.transitions
+    ]
+
+
+def make_samples(groups: Groups, fresh: Fresh = lambda call, tokens: tokens) -> list[Sample]:
+    """Build the samples of an update, without advantages: group by group, rollout by rollout.
+
+    A call without a token that is `fresh` gives none.
+    """
     rollouts = enumerate(rollout for group in groups for rollout in group)
-    return [_sample(one, number, index) for number, rollout in rollouts for index, one in rollout.transitions]
+    return [
+        _sample(one, number, index, tokens)
+        for number, rollout in rollouts
+        for index, one in rollout.transitions
+        if (tokens := fresh(one.call, one.call.chosen))
+    ]
 
 
-def _sample(transition: Transition, rollout: int, call_index: int) -> Sample:
+def _sample(transition: Transition, rollout: int, call_index: int, tokens: Sequence[int]) -> Sample:
     call = transition.call
     assert call.logprobs is not None, "a call without logprobs is not selected"
     return Sample(
@@ -155,13 +180,13 @@ def _sample(transition: Transition, rollout: int, call_index: int) -> Sample:
         call_index=call_index,
         prompt_ids=transition.prompt_ids,
         completion_ids=transition.completion_ids,
-        token_indices=call.chosen,
-        sampler_logprobs=_sampler_logprobs(call.logprobs, call),
+        token_indices=tokens,
+        sampler_logprobs=_sampler_logprobs(call.logprobs, call, tokens),
         temperature=call.sampling.temperature or 1.0,  # of greedy calls engines report logprobs at temperature 1
     )
 
 
-def _sampler_logprobs(logprobs: tuple[float, ...], call: Call) -> tuple[float, ...]:
+def _sampler_logprobs(logprobs: tuple[float, ...], call: Call, tokens: Sequence[int]) -> tuple[float, ...]:
     if call.allowed is None:
-        return tuple(logprobs[index] for index in call.chosen)
-    return tuple(logprobs[index] + math.log(call.allowed[index]) for index in call.chosen)
+        return tuple(logprobs[index] for index in tokens)
+    return tuple(logprobs[index] + math.log(call.allowed[index]) for index in tokens)

@@ -122,6 +122,8 @@ def step_metrics(report: StepReport) -> dict[str, float]:
         "length/rollout": fmean(report.rollout_lengths) if report.rollout_lengths else None,
         "staleness/mean": _mean_staleness(report.staleness),
         "staleness/max": max(report.staleness, default=None),
+        **{f"staleness/tokens/{behind}": count for behind, count in sorted(report.staleness.items())},
+        "tokens/stale": accounting.tokens_stale,
         **{f"reward/role/{role}": fmean(rewards) for role, rewards in by_label(report.by_role).items()},
         **{f"reward/kind/{kind}": fmean(rewards) for kind, rewards in by_label(report.by_kind).items()},
         **report.positions.metrics(accounting.credits),
@@ -159,7 +161,7 @@ def step_metrics(report: StepReport) -> dict[str, float]:
 
 def _mean_staleness(staleness: Mapping[int, int]) -> float | None:
     tokens = sum(staleness.values())
-    return sum(versions * count for versions, count in staleness.items()) / tokens if tokens else None
+    return sum(behind * count for behind, count in staleness.items()) / tokens if tokens else None
 
 
 def evaluation_metrics(measured: EvaluationResult, split: str = "held_out") -> dict[str, float]:

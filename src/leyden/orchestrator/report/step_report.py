@@ -11,6 +11,7 @@ from leyden.engine.protocol import Publication
 from leyden.episodes import Episode
 from leyden.learner.protocol import UpdateMetrics
 from leyden.orchestrator.credit.samples import StepAccounting
+from leyden.orchestrator.publications import Publications
 from leyden.orchestrator.report.call_positions import CallPositions
 from leyden.orchestrator.rollouts.call_usage import CallUsage
 from leyden.orchestrator.rollouts.evaluation import EvaluationResult
@@ -35,7 +36,7 @@ class StepReport(Struct):
     rollout_lengths: list[int] = field(default_factory=list)
     """Sampled tokens of each rollout."""
     staleness: Counter[int] = field(default_factory=Counter)
-    """Sampled tokens by how many versions came after the one that sampled them."""
+    """Sampled tokens by how many publications came after the one that sampled them."""
     by_role: dict[str, list[float]] = field(default_factory=dict)
     """By role, the rewards of the rollouts in which it made a call."""
     positions: CallPositions = field(default_factory=CallPositions)
@@ -63,8 +64,10 @@ class StepReport(Struct):
     """The divergence from the starting model before the step's updates, in nats a token; None if not measured."""
     held_out: EvaluationResult | None = None
 
-    def add_episodes(self, episodes: Sequence[Episode], version: int, config: Config, automatic: bool) -> None:
-        """Add the rewards of rollouts and the tokens of the trained policy's calls; `version` is its newest one.
+    def add_episodes(
+        self, episodes: Sequence[Episode], publications: Publications, config: Config, automatic: bool
+    ) -> None:
+        """Add the rewards of rollouts and the tokens of the trained policy's calls.
 
         Automatic rewards are added if they are enabled.
         """
@@ -72,7 +75,7 @@ class StepReport(Struct):
         self.usage.add(episodes, config.policy)
         self._count_flat_groups(episodes, config)
         for episode in episodes:
-            self.count_tokens([call for call in episode.calls if call.policy == config.policy], version)
+            self.count_tokens([call for call in episode.calls if call.policy == config.policy], publications)
             self.positions.add(episode, config.policy)
             if automatic:
                 given = [reward for reward in episode.effective_rewards if reward.kind is RewardKind.AUTOMATIC]
@@ -95,12 +98,12 @@ class StepReport(Struct):
             if len(rewards) > 1 and min(rewards) == max(rewards):
                 self.flat["succeeded" if rewards[0] >= config.evaluation.success else "failed"] += 1
 
-    def count_tokens(self, calls: Sequence[Call], version: int) -> None:
+    def count_tokens(self, calls: Sequence[Call], publications: Publications) -> None:
         """Add the tokens of some calls of one rollout."""
         self.lengths += [len(call.completion_ids) for call in calls]
         self.rollout_lengths.append(sum(len(call.completion_ids) for call in calls))
         for run in (run for call in calls for run in call.versions):
-            self.staleness[max(0, version - run.number)] += run.tokens
+            self.staleness[publications.staleness(run.number)] += run.tokens
         self.sampled += sum(len(call.completion_ids) for call in calls)
         self.sampled_now += sum(len(call.completion_ids) for call in calls if call.started >= self.started)
 

@@ -12,11 +12,11 @@ class TimeLeft:
     def __init__(self, limit_s: float | None) -> None:
         self._deadline = time.monotonic() + (limit_s or inf)
         self._durations: deque[float] = deque(maxlen=10)
-        self._started = 0.0
+        self._last = time.monotonic()
 
-    def start_step(self) -> None:
-        """Begin a step."""
-        self._started = time.monotonic()
+    def start(self) -> None:
+        """Begin the first step."""
+        self._last = time.monotonic()
 
     @property
     def is_over(self) -> bool:
@@ -25,5 +25,7 @@ class TimeLeft:
 
     def end_step(self, steps_left: int) -> float:
         """End a step; return the seconds that are left, at the pace of the last steps and within the limit."""
-        self._durations.append(time.monotonic() - self._started)
+        now = time.monotonic()
+        self._durations.append(now - self._last)
+        self._last = now
         return min(fmean(self._durations) * steps_left, max(0.0, self._deadline - time.monotonic()))

@@ -21,33 +21,22 @@ class RolloutCollector:
     """Collects the groups of one run. Several `gather` at the same time do not disturb each other."""
 
     def __init__(self, remote: Remote, run: str) -> None:
-        self.remote, self._run = remote, run
-        self._after = 0
+        self.remote, self.run = remote, run
+        self.after = 0
         """An event that was read. Groups that are requested later have finished already, or finish after it."""
 
     async def gather(self, specs: Sequence[GroupSpec]) -> AsyncIterator[tuple[GroupSpec, list[Episode]]]:
         """Request groups; yield each with its episodes as soon as it is finished."""
-        after = self._after
-        waiting = {spec.id: spec for spec in specs}
-        finished = set[str]()
-        for start in range(0, len(specs), _AT_ONCE):
-            groups = await asyncio.gather(*map(self._enqueue, specs[start : start + _AT_ONCE]))
-            finished.update(group.id for group in groups if group.finished is not None)
-        while waiting:
-            names = [name for name in waiting if name in finished][:_AT_ONCE]
-            if not names:
-                cursor = EventCursor(after, wait=_WAIT_S, kind=EventKind.GROUP_FINISHED)
-                log = await self.remote.follow_events(self._run, cursor)
-                finished.update(event.subject for event in log.events)
-                after = self._after = log.after
-            found = await asyncio.gather(*(self.remote.group_episodes(self._run, name) for name in names))
-            for name, episodes in zip(names, found, strict=True):
-                yield waiting.pop(name), episodes
+        gathering = Gathering(self)
+        await gathering.request(specs)
+        while gathering.waiting:
+            for found in await gathering.next():
+                yield found
 
     async def find(self, name: str) -> list[Episode]:
         """Return the episodes of a group that may have been requested earlier; none if it was not."""
         try:
-            return await self.remote.group_episodes(self._run, name)
+            return await self.remote.group_episodes(self.run, name)
         except RemoteError as error:
             if error.status != 404:
                 raise
@@ -55,11 +44,43 @@ class RolloutCollector:
 
     async def call_times(self) -> CallTimes:
         """Return how long the model calls of the run have taken so far, and at what."""
-        return await self.remote.get_call_times(self._run)
+        return await self.remote.get_call_times(self.run)
+
+
+class Gathering:
+    """Groups that were requested and are waited for; more can be requested at any time."""
+
+    def __init__(self, collector: RolloutCollector) -> None:
+        self._collector, self._after = collector, collector.after
+        self._remote, self._run = collector.remote, collector.run
+        self._finished: list[str] = []
+        self.waiting: dict[str, GroupSpec] = {}
+        """By name, the groups whose episodes were not returned yet."""
+
+    async def request(self, specs: Sequence[GroupSpec]) -> None:
+        """Request groups."""
+        for start in range(0, len(specs), _AT_ONCE):
+            some = specs[start : start + _AT_ONCE]
+            self.waiting.update({spec.id: spec for spec in some})
+            groups = await asyncio.gather(*map(self._enqueue, some))
+            self._finished += [group.id for group in groups if group.finished is not None]
+
+    async def next(self) -> list[tuple[GroupSpec, list[Episode]]]:
+        """Wait until groups are finished; return some of them with their episodes."""
+        if not self._finished:
+            cursor = EventCursor(self._after, wait=_WAIT_S, kind=EventKind.GROUP_FINISHED)
+            log = await self._remote.follow_events(self._run, cursor)
+            self._after = log.after
+            self._collector.after = max(self._collector.after, log.after)
+            self._finished += [event.subject for event in log.events]
+        names = [name for name in dict.fromkeys(self._finished) if name in self.waiting]
+        names, self._finished = names[:_AT_ONCE], names[_AT_ONCE:]
+        found = await asyncio.gather(*(self._remote.group_episodes(self._run, name) for name in names))
+        return [(self.waiting.pop(name), episodes) for name, episodes in zip(names, found, strict=True)]
 
     async def _enqueue(self, spec: GroupSpec) -> Group:
         try:
-            return await self.remote.enqueue(self._run, spec)
+            return await self._remote.enqueue(self._run, spec)
         except RemoteError as refused:
             if refused.status != 409:
                 raise

@@ -13,8 +13,11 @@ class GroupSource:
         self.position = position
         """How many groups were taken since the run began."""
 
-    def take(self, count: int, step: int) -> list[GroupSpec]:
-        """Take the next groups; `step` is the one that asks for them."""
-        positions = range(self.position, self.position + count)
-        self.position = positions.stop
-        return [GroupSpec(f"train-{one}", self._tasks.at(one), self._size, step=step) for one in positions]
+    def take(self, step: int) -> GroupSpec:
+        """Take the next group; `step` is the one that it is meant for."""
+        self.position += 1
+        return self.at(self.position - 1, step)
+
+    def at(self, position: int, step: int) -> GroupSpec:
+        """Return a group by its position."""
+        return GroupSpec(f"train-{position}", self._tasks.at(position), self._size, step=step)

@@ -1,25 +1,25 @@
-"""Collects the groups of a step: requests them, rewards and selects their rollouts, and replaces dropped groups."""
+"""Collects the groups of a step: requests groups, rewards and selects their rollouts, and replaces useless groups."""
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from leyden.api.wire import GroupSpec
 from leyden.config import Config
 from leyden.episodes import Episode
+from leyden.learner.protocol import OpenGroup
 from leyden.orchestrator.algorithm.resolve import Algorithm
-from leyden.orchestrator.credit.samples import Groups, SelectedRollout, select_rollouts
+from leyden.orchestrator.credit.advantages import teaches
+from leyden.orchestrator.credit.samples import Groups, SelectedRollout, leave_out, select_rollouts
 from leyden.orchestrator.health.health import Health
 from leyden.orchestrator.health.shared_weights import shared_weights
+from leyden.orchestrator.publications import Publications
 from leyden.orchestrator.report.reports import Reports
 from leyden.orchestrator.report.step_report import StepReport
-from leyden.orchestrator.rollouts.collector import RolloutCollector
+from leyden.orchestrator.rollouts.collector import Gathering, RolloutCollector
+from leyden.orchestrator.rollouts.open_groups import OpenGroups, RequestedGroup
 from leyden.orchestrator.rollouts.signals import reward_automatically
 from leyden.orchestrator.rollouts.source import GroupSource
 from leyden.orchestrator.rollouts.time_split import split_sampling
-from leyden.outcomes import Ending
-
-_MAX_TRIES = 3
-"""How often a step requests groups, the first time included, before it continues without those that were dropped."""
 
 
 class StepRollouts:
@@ -33,56 +33,84 @@ class StepRollouts:
         collector: RolloutCollector,
         health: Health,
         reports: Reports,
+        publications: Publications,
+        open_groups: Sequence[OpenGroup] = (),
     ) -> None:
+        """`open_groups` are those that were requested before the run was resumed."""
         self._config, self._algorithm, self._source = config, algorithm, source
         self._collector, self._health, self._reports = collector, health, reports
+        self._publications, self._gathering = publications, Gathering(collector)
+        self._open = OpenGroups(config.training, publications)
+        self._resumed: Sequence[OpenGroup] = open_groups
 
-    async def collect(self, report: StepReport, version: int) -> tuple[Groups, list[Episode]]:
+    @property
+    def open_groups(self) -> tuple[OpenGroup, ...]:
+        """The groups that were requested and not trained on yet, oldest first."""
+        return self._open.state
+
+    async def collect(self, report: StepReport) -> tuple[Groups, list[Episode]]:
         """Collect the groups of a step in the order of their positions; none if there is nothing to learn from.
 
-        Also return every episode of the step, those of dropped groups included. `version` is the newest one.
+        Also return every episode of the step, those of dropped groups included.
         """
         started, times = time.monotonic(), await self._collector.call_times()
-        kept: dict[str, list[SelectedRollout]] = {}
-        requested: list[GroupSpec] = []
-        episodes: list[Episode] = []
-        training, tries = self._config.training, 0
-        # While no rollout of the step has succeeded it goes on: `FailureStreak` ends a run whose agent always fails.
-        while (missing := training.tasks_per_step - len(kept)) and (
-            tries < _MAX_TRIES or not (kept or any(map(_succeeded, episodes)))
-        ):
-            specs = self._source.take(missing, report.step)
-            requested += specs
-            episodes += await self._request(specs, kept, report, version)
-            tries += 1
-            if report.step == tries == 1:
-                self._reports.warn(shared_weights(episodes, training.roles, self._config.policy))
+        await self._request(report.step, [*self._resumed])
+        self._resumed = ()
+        while (taken := self._open.take()) is None:
+            for spec, episodes in await self._gathering.next():
+                await self._finish(self._open.groups[spec.id], episodes, report.step)
+            await self._request(report.step)
+        episodes = [episode for group in taken for episode in group.episodes or ()]
+        for group in taken:
+            report.accounting.add(group.accounting)
+        self._report_rollouts(report, episodes)
         report.sampling_s = time.monotonic() - started
         calls = (await self._collector.call_times()).since(times)
         report.sampling_split = split_sampling(report.sampling_s, episodes, calls, report.started)
-        return [kept[spec.id] for spec in requested if spec.id in kept], episodes
+        return [group.selected for group in taken if group.selected is not None], episodes
 
-    async def _request(
-        self, specs: Sequence[GroupSpec], kept: dict[str, list[SelectedRollout]], report: StepReport, version: int
-    ) -> list[Episode]:
-        """Request groups; add those that are not dropped to `kept`, and return all episodes."""
-        step, signals = report.step, self._algorithm.signals
-        total = sum(spec.size for spec in specs)
-        done: list[Episode] = []
-        self._reports.progress(step, 0, total, "rollouts")
-        async for spec, found in self._collector.gather(specs):
-            episodes = await reward_automatically(self._collector.remote, found, signals, step)
-            done += episodes
-            self._reports.progress(step, len(done), total, "rollouts")
-            group = select_rollouts(episodes, self._algorithm.sample_filter, report.accounting)
-            if group is not None:
-                kept[spec.id] = group
-        report.add_episodes(done, version, self._config, signals.enabled)
-        self._reports.warn(self._health.add_rollouts(f"step {step}", done))
-        self._health.check_streak(done)
-        return done
+    async def _request(self, step: int, resumed: Iterable[OpenGroup] = ()) -> None:
+        """Request as many groups as may be open, those of an earlier process first."""
+        specs = []
+        for one in resumed:
+            spec = self._source.at(one.position, step)
+            self._open.groups[spec.id] = RequestedGroup(one, spec)
+            specs.append(spec)
+        ahead = len(self._open.groups)
+        for number in range(self._open.room):
+            one = OpenGroup(self._source.position, self._publications.newest)
+            spec = self._source.take(step + (ahead + number) // self._config.training.tasks_per_step)
+            self._open.groups[spec.id] = RequestedGroup(one, spec)
+            specs.append(spec)
+        if specs:
+            await self._gathering.request(specs)
+            self._show_progress(step)
 
+    async def _finish(self, group: RequestedGroup, found: Sequence[Episode], step: int) -> None:
+        """Reward and select the rollouts of a group that has finished."""
+        signals = self._algorithm.signals
+        group.episodes = await reward_automatically(self._collector.remote, found, signals, step)
+        group.selected = select_rollouts(group.episodes, self._algorithm.sample_filter, group.accounting)
+        if group.selected is not None and await self._is_replaced(group.selected):
+            leave_out(group.selected, "flat group", group.accounting)
+            group.accounting.groups_flat += 1
+            group.selected = None
+        self._health.check_streak(group.episodes)
+        self._show_progress(step)
 
-def _succeeded(episode: Episode) -> bool:
-    outcome = episode.attempt.outcome
-    return outcome is not None and outcome.ending is Ending.SUCCEEDED
+    async def _is_replaced(self, group: Sequence[SelectedRollout]) -> bool:
+        if self._config.training.flat_groups == "keep":
+            return False
+        return not await asyncio.to_thread(teaches, group, self._algorithm.advantage_estimator)
+
+    def _show_progress(self, step: int) -> None:
+        groups = self._open.groups.values()
+        done = sum(group.spec.size for group in groups if group.episodes is not None)
+        self._reports.progress(step, done, sum(group.spec.size for group in groups), "rollouts")
+
+    def _report_rollouts(self, report: StepReport, episodes: Sequence[Episode]) -> None:
+        config, step = self._config, report.step
+        report.add_episodes(episodes, self._publications, config, self._algorithm.signals.enabled)
+        self._reports.warn(self._health.add_rollouts(f"step {step}", episodes))
+        if step == 1:
+            self._reports.warn(shared_weights(episodes, config.training.roles, config.policy))

@@ -1,0 +1,101 @@
+"""The groups of a run that were requested and not trained on yet: when to request more, and which a step trains on.
+
+With `training.max_staleness = K` and N tasks per step, at most (K + 1) N groups are open.
+A step trains on the oldest N that are finished. It waits for a group that could only be trained on too late otherwise:
+after any step, the groups that must be trained on within the next `j` steps are at most `j` N. So no token is older
+than K publications when it is trained on, and nothing that was sampled is discarded.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct, field
+
+from leyden.api.wire import GroupSpec
+from leyden.config import TrainingConfig
+from leyden.episodes import Episode
+from leyden.learner.protocol import OpenGroup
+from leyden.orchestrator.credit.samples import SelectedRollout, StepAccounting
+from leyden.orchestrator.publications import Publications
+from leyden.outcomes import Ending
+
+
+class RequestedGroup(Struct):
+    """A group that is open."""
+
+    open: OpenGroup
+    spec: GroupSpec
+    episodes: Sequence[Episode] | None = None
+    """None: it is running."""
+    selected: Sequence[SelectedRollout] | None = None
+    """The rollouts to train on; None: it is running, or teaches nothing."""
+    accounting: StepAccounting = field(default_factory=StepAccounting)
+    """What was counted when it finished."""
+
+    @property
+    def teaches(self) -> bool:
+        """Whether it takes one of the places of a step, as far as is known."""
+        return self.episodes is None or self.selected is not None
+
+
+class OpenGroups:
+    """The open groups of a run, oldest first."""
+
+    def __init__(self, training: TrainingConfig, publications: Publications) -> None:
+        self._per_step, self._max_staleness = training.tasks_per_step, training.max_staleness
+        self._max_replaced = round(training.max_refill * training.tasks_per_step)
+        self._publications = publications
+        self.groups: dict[str, RequestedGroup] = {}
+        """By name."""
+
+    @property
+    def state(self) -> tuple[OpenGroup, ...]:
+        """What a run that resumes requests again."""
+        return tuple(group.open for group in self.groups.values())
+
+    @property
+    def room(self) -> int:
+        """How many groups can be requested now."""
+        places = (self._max_staleness + 1) * self._per_step - self._not_replaced
+        return places - sum(group.teaches for group in self._all)
+
+    def take(self) -> list[RequestedGroup] | None:
+        """Remove and return the groups of the next step in their order; None if it must wait.
+
+        Groups that have finished and teach nothing are among them.
+        """
+        due = [group for group in self._all if group.teaches]
+        finished = [group for group in due if group.episodes is not None]
+        taken = finished[: self._per_step]
+        if len(taken) < self._per_step - self._not_replaced:
+            return None
+        if len(finished) < len(due) and not self._leaves_enough_places(due, taken):
+            return None
+        useless = [group for group in self._all if not group.teaches]
+        found = sorted([*taken, *useless], key=lambda group: group.open.position)
+        for group in found:
+            del self.groups[group.spec.id]
+        return found
+
+    @property
+    def _all(self) -> Iterable[RequestedGroup]:
+        return self.groups.values()
+
+    @property
+    def _not_replaced(self) -> int:
+        """Groups that teach nothing and are too many for one step to replace.
+
+        While nothing that the step collected has succeeded, all are: too many failures in a row end the run.
+        """
+        useless = [group for group in self._all if not group.teaches]
+        succeeded = any(
+            group.selected is not None or group.accounting.outcomes[Ending.SUCCEEDED] for group in self._all
+        )
+        return min(self._per_step, max(0, len(useless) - self._max_replaced)) if succeeded else 0
+
+    def _leaves_enough_places(self, due: Sequence[RequestedGroup], taken: Sequence[RequestedGroup]) -> bool:
+        """Whether the steps after this one have places for all groups before they are too old."""
+        steps_left = [self._max_staleness - self._publications.staleness(group.open.version) for group in due]
+        left = [steps for group, steps in zip(due, steps_left, strict=True) if group not in taken]
+        return all(
+            sum(steps <= later for steps in left) <= later * self._per_step for later in range(self._max_staleness + 1)
+        )

@@ -1,0 +1,164 @@
+"""Training on groups while others run: the bound on staleness, and that nothing is lost or trained on twice."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from scripted_training import Crash, ScriptedLearner, ScriptedRun, SlowStore
+from smallepisodes import call
+
+from leyden.api.wire import GroupSpec
+from leyden.config import ConfigError
+from leyden.learner.protocol import Update, UpdateMetrics
+from leyden.outcomes import Ending
+from leyden.records import Call
+
+QUICK, ALL = 25, 4000
+"""Schedules of the quick test and of the long one."""
+
+
+def position_of(group: str) -> int:
+    return int(group.rpartition("-")[2])
+
+
+def teaches_sometimes(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
+    """Of seven tasks in a row three leave something to compare, three are flat, and one has no rollout that counts."""
+    kind = position_of(spec.id) % 7 if spec.id.startswith("train") else 0
+    ending = Ending.LOST if kind == 6 else Ending.SUCCEEDED
+    return float(index % 2 if kind < 3 else kind % 2), [call(f"{spec.id}.{index}")], ending
+
+
+class CheckedRun(ScriptedRun):
+    """A run that notes the staleness of every token that it trains on, computed from what was published."""
+
+    def __init__(self, folder: Path, seed: int, **training: Any) -> None:
+        self.trained: dict[int, set[str]] = {}
+        """By step, the groups that were trained on."""
+        self.staleness: list[int] = []
+        self._step = 0
+        settings = {"steps": 6, "group_size": 2, **training}
+        super().__init__(
+            folder, teaches_sometimes, held_out=1, random=Random(seed), training=settings, checkpoints={"every": 2}
+        )
+
+    def open(self) -> None:
+        super().open()
+        run = self
+
+        class Learner(ScriptedLearner):
+            async def start_step(self, policy: str, step: int) -> float:
+                run._step = step
+                run.trained[step] = set()
+                return await super().start_step(policy, step)
+
+            async def accumulate(self, policy: str, update: Update) -> UpdateMetrics:
+                for sample in update.samples:
+                    run.trained[run._step].add(sample.call.rpartition(".")[0])
+                    run._note_staleness(sample.call, sample.token_indices)
+                return await super().accumulate(policy, update)
+
+        self.learner = Learner(self.journal, self.checkpoints)
+
+    def _note_staleness(self, name: str, tokens: Sequence[int]) -> None:
+        calls = {one.id: one for episode in self.store.sampled[name.rpartition(".")[0]] for one in episode.calls}
+        versions = [run.number for run in calls[name].versions for _ in range(run.tokens)]
+        published = sorted(set(self.store.versions))
+        self.staleness += [sum(one > versions[token] for one in published) for token in tokens]
+
+    async def finish(self, kills: Random | None) -> None:
+        """Train to the end; with `kills` the process is killed now and then and started again."""
+        for _ in range(4 if kills is not None else 0):
+            assert kills is not None
+            self.journal.crash_at = kills.randrange(2, 80)
+            try:
+                await self.start()
+                break
+            except Crash:
+                saved = max(self.checkpoints, default=0)
+                version = self.checkpoints[saved][0].version if saved else 0
+                self.store.versions = [one for one in self.store.versions if one <= version]
+                self.open()
+        self.journal.crash_at = None
+        await self.start()
+
+
+async def check(folder: Path, seed: int, killed: bool) -> CheckedRun:
+    random = Random(seed)
+    limit, per_step = random.randint(0, 4), random.randint(1, 3)
+    flat = random.choice(("keep", "refill"))
+    run = CheckedRun(folder, seed, max_staleness=limit, tasks_per_step=per_step, flat_groups=flat)
+    await run.finish(random if killed else None)
+    state, _ = run.checkpoints[6]
+    assert max(run.staleness) <= limit
+    closed = [position_of(name) for step in range(1, 7) for name in run.store.credits[step]]
+    still_open = [group.position for group in state.open_groups]
+    assert sorted(closed + still_open) == list(range(state.position)), "every group belongs to one step, or is open"
+    assert len(still_open) <= limit * per_step
+    for step in range(1, 7):
+        assert run.trained[step] <= run.store.credits[step]
+        assert len(run.trained[step]) <= per_step
+    for report in run.observer.reports:
+        accounting = report.accounting
+        assert accounting.requested == accounting.trained + sum(accounting.excluded.values())
+        # after a kill a group may be requested later than before, and has older tokens
+        assert killed or accounting.tokens_stale == 0
+    return run
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["to the end", "killed"])
+async def test_no_schedule_breaks_the_bound_or_loses_a_group(tmp_path: Path, killed: bool) -> None:
+    found = [await check(tmp_path / f"{seed}", seed, killed) for seed in range(QUICK)]
+    assert max(staleness for run in found for staleness in run.staleness) > 1  # agents do go on
+
+
+@pytest.mark.slow
+async def test_no_schedule_of_thousands_breaks_the_bound_or_loses_a_group(tmp_path: Path) -> None:
+    for seed in range(QUICK, ALL):
+        await check(tmp_path / f"{seed}", seed, killed=bool(seed % 3))
+
+
+async def test_a_step_takes_groups_that_are_finished_and_waits_for_those_that_would_be_too_old(tmp_path: Path) -> None:
+    run = CheckedRun(tmp_path, 5, max_staleness=1, tasks_per_step=2)
+    await run.finish(None)
+    order = [position for step in range(1, 7) for position in sorted(map(position_of, run.trained[step]))]
+    assert order != sorted(order)  # a slow group was overtaken
+    assert isinstance(run.store, SlowStore) and max(run.staleness) == 1
+
+
+async def test_flat_groups_are_replaced_until_the_step_is_full(tmp_path: Path) -> None:
+    kept = CheckedRun(tmp_path / "keep", 1, tasks_per_step=3)
+    refilled = CheckedRun(tmp_path / "refill", 1, tasks_per_step=3, flat_groups="refill", max_refill=3)
+    for run in (kept, refilled):
+        await run.finish(None)
+    assert min(len(groups) for groups in kept.trained.values()) < 3
+    assert {len(groups) for groups in refilled.trained.values()} == {3}
+    flat = [report.accounting.groups_flat for report in refilled.observer.reports]
+    assert sum(flat) > 0 and refilled.observer.reports[1].accounting.excluded["flat group"] > 0
+
+
+async def test_a_step_whose_groups_are_all_flat_goes_on_without_an_update(tmp_path: Path) -> None:
+    run = CheckedRun(tmp_path, 1, tasks_per_step=2, flat_groups="refill", max_refill=1)
+    run.store.script = lambda spec, index: (1.0, [call(f"{spec.id}.{index}")], Ending.SUCCEEDED)
+    await run.finish(None)
+    assert not run.staleness and [report.accounting.groups_flat for report in run.observer.reports] == [4] * 6
+
+
+async def test_an_engine_that_sleeps_while_weights_are_trained_refuses_staleness(tmp_path: Path) -> None:
+    run = ScriptedRun(tmp_path, sleeps=True, training={"max_staleness": 1})
+    with pytest.raises(ConfigError, match="the engine must sleep while weights are trained"):
+        await run.start()
+
+
+async def test_tokens_that_are_too_old_are_left_out_and_counted(tmp_path: Path) -> None:
+    """A run that is resumed with a lower limit has groups that are older than it allows."""
+    run = CheckedRun(tmp_path, 11, max_staleness=4, tasks_per_step=2)
+    await run.finish(None)
+    run.staleness.clear()
+    run.open()
+    run.with_settings(steps=9, max_staleness=0)
+    await run.start()
+    stale = sum(report.accounting.tokens_stale for report in run.observer.reports)
+    assert stale > 0 and set(run.staleness) == {0}
+    assert run.observer.reports[0].accounting.calls_excluded["too old"] > 0
