@@ -31,7 +31,13 @@ from leyden.user_code.fingerprint import Fingerprint, edited_files, fingerprint
 
 _MAY_CHANGE = (
     *("training.steps", "training.time_limit_s", "evaluation", "checkpoints", "report", "home", "base"),
-    *("training.batch_tokens", "training.gradient_checkpointing", "training.layout", "training.compile"),
+    *(
+        "training.max_staleness",
+        "training.batch_tokens",
+        "training.gradient_checkpointing",
+        "training.layout",
+        "training.compile",
+    ),
     *("engine", "workers", "server", "services", "upstream", "rollout.reward_time_limit_s", "rollout.reward_tries"),
 )
 """Keys that may change when a run is resumed: none of them changes the meaning of the steps so far."""
