@@ -14,6 +14,8 @@ from hypothesis import settings
 # Before torch is imported, also by the commands that tests start. Models are tiny and cores are shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see leyden.process.resources
+# Every HTTP client reads the certificates that it trusts, 50 ms of CPU; tests have no use for them.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "data" / "certificate.pem")
 sys.path.insert(0, str(Path(__file__).parent))
 
 from databases import Postgres, find_programs

@@ -45,7 +45,7 @@ EXPECTED = {
 }
 RARE = {"exit": 1, "fall": 1, "die": 1, "block": 2, "burn": 1, "fork": 3, "print": 3, "raise": 3}
 """How many of fifty rollouts do this; the others only call the model."""
-TIME_LIMIT_S, KILL_EVERY_S = 8.0, 5.0
+TIME_LIMIT_S, KILL_EVERY_S = 5.0, 4.0
 """On a machine that is not slow."""
 
 

@@ -1,4 +1,4 @@
-"""The demo learns, by its rewards: shuffled ones teach nothing. Every algorithm learns a task of two steps."""
+"""A reward is learned; the demo learns, and shuffled rewards teach nothing; every algorithm learns a longer task."""
 
 import asyncio
 import shutil
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tables import train_table
+from trainings import Training
 
 from leyden.config import Config, override, read_config, read_file
 from leyden.local.evaluate import evaluate_model
@@ -26,6 +27,10 @@ ALGORITHMS = {
     "gigpo": ("algorithm.credit=discounted", "algorithm.gamma=0.95"),
     "ppo": ("algorithm.credit=gae",),
 }
+DIGITS = """
+def reward(task, result):
+    return sum(one.isdigit() for one in result) / max(1, len(result))
+"""
 SHUFFLED = """
 import random
 
@@ -51,6 +56,16 @@ def measure(config: Config, trained: TrainingResult, tasks: str | None = None) -
     return measured.reward
 
 
+def test_a_reward_for_digits_is_learned_in_a_few_steps(tmp_path: Path) -> None:
+    (tmp_path / "digits.py").write_text(DIGITS)
+    settings = ("training.steps=6", "training.tasks_per_step=4", "training.group_size=8", "evaluation.every=0")
+    training = Training(tmp_path, "reward=digits.py:reward", "held_out=4", "evaluation.rollouts=4", *settings)
+    training.finish()
+    before, *_, after = [row["held_out/reward"] for row in training.metrics() if "held_out/reward" in row]
+    assert before < 0.6 and after > before + 0.3  # about 0.3 and 1.0 are usual
+
+
+@pytest.mark.slow
 def test_a_reduced_demo_learns(tmp_path: Path) -> None:
     trained = run(configured(tmp_path, *REDUCED))
     assert trained.before is not None and trained.after is not None

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -25,9 +26,13 @@ from families.phrasings import PHRASINGS  # noqa: E402
 from families.problem import Split, split_of  # noqa: E402
 
 TOKENIZER = Tokenizer.load(ROOT / "src/leyden/models/spark")
-TAUGHT = [conversation(Random(f"test/{index}")) for index in range(1500)]
 SPLITS: tuple[Split, ...] = ("teach", "train", "held_out", "unseen")
 each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+
+
+@cache
+def taught() -> list[Conversation]:
+    return [conversation(Random(f"test/{index}")) for index in range(1500)]
 
 
 def make_tasks() -> ModuleType:
@@ -55,11 +60,11 @@ def test_a_seed_gives_the_same_conversations_in_every_process() -> None:
         text=True,
         check=True,
     )
-    assert out.stdout.strip() == digest(TAUGHT[:200])
+    assert out.stdout.strip() == digest(taught()[:200])
 
 
 def test_nothing_reserved_is_taught() -> None:
-    keys = {key for one in TAUGHT for key in one.keys}
+    keys = {key for one in taught() for key in one.keys}
     assert len(keys) > 1500
     assert {split_of(key) for key in keys} == {"teach"}
 
@@ -76,7 +81,7 @@ def test_splits_share_no_problem(family: ModuleType) -> None:
 def test_the_examples_tasks_are_as_their_script_makes_them_and_none_is_taught(tmp_path: Path) -> None:
     tasks = make_tasks()
     tasks.make(tmp_path)
-    said = {message["content"] for one in TAUGHT for message in one.messages if message["role"] == "user"}
+    said = {message["content"] for one in taught() for message in one.messages if message["role"] == "user"}
     for name in tasks.FILES:
         made = (tmp_path / name).read_bytes()
         assert made == (ROOT / "examples/calc_plain" / name).read_bytes(), "run examples/calc_plain/make_tasks.py"
@@ -160,7 +165,7 @@ def test_teachers_err_and_are_right_often_enough(family: ModuleType) -> None:
 def test_conversations_are_rendered_as_the_template_does_and_read_back_as_they_were() -> None:
     renderer = renderer_for(TOKENIZER)
     assert isinstance(renderer, ChatMLRenderer)
-    for messages, tools, _ in TAUGHT[:150]:
+    for messages, tools, _ in taught()[:150]:
         ids = TOKENIZER.apply_chat_template(messages, tools=tools or None)
         assert renderer.render_ids(messages, tools=[tool["function"] for tool in tools] or None) == ids
         turns = re.findall(r"<\|im_start\|>assistant\n(.*?)<\|im_end\|>", TOKENIZER.decode(ids), re.DOTALL)

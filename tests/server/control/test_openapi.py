@@ -3,20 +3,15 @@ that it describes, and never a failure.
 """
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import msgspec
+import pytest
 import requests
-import schemathesis
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.strategies import one_of
 from randomness import examples
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 from serving import ServerProcess
 
 from leyden.server.control.openapi import openapi_document, openapi_path
@@ -24,24 +19,32 @@ from leyden.server.control.routes import ROUTES
 from leyden.server.http.content import JSON, MSGPACK
 from leyden.server.http.responses import Raw
 
+if TYPE_CHECKING:
+    import schemathesis
+
 _TYPED = [route for route in ROUTES if Raw not in (route.body, route.returns)]
-_described = schemathesis.openapi.from_dict(openapi_document(_TYPED))  # raw content has no schema to generate from
-_described.config.generation.with_security_parameters = False  # the admin's key: what keys may do is tested elsewhere
-_CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 _ROLLOUTS = 4
 
 
-@schemathesis.serializer(MSGPACK)
-def to_msgpack(context: Any, value: Any) -> Any:
-    try:
-        return msgspec.msgpack.encode(value)
-    except (OverflowError, TypeError):
-        return b"\xc1"  # what MessagePack cannot write; nor is this MessagePack
+@functools.cache
+def described() -> Any:
+    """What is described, as Schemathesis reads it; made by the first test, since it takes seconds."""
+    import schemathesis
 
+    @schemathesis.serializer(MSGPACK)
+    def to_msgpack(context: Any, value: Any) -> Any:
+        try:
+            return msgspec.msgpack.encode(value)
+        except (OverflowError, TypeError):
+            return b"\xc1"  # what MessagePack cannot write; nor is this MessagePack
 
-@schemathesis.deserializer(MSGPACK)
-def from_msgpack(context: Any, response: Any) -> Any:
-    return msgspec.msgpack.decode(response.content)
+    @schemathesis.deserializer(MSGPACK)
+    def from_msgpack(context: Any, response: Any) -> Any:
+        return msgspec.msgpack.decode(response.content)
+
+    schema = schemathesis.openapi.from_dict(openapi_document(_TYPED))  # raw content has no schema to generate from
+    schema.config.generation.with_security_parameters = False  # the admin's key: what keys may do is tested elsewhere
+    return schema
 
 
 def _name(operation: Any) -> str:
@@ -62,7 +65,7 @@ _SOUND: dict[str, dict[str, Any]] = {
 }
 
 
-def aim(case: schemathesis.Case) -> None:
+def aim(case: "schemathesis.Case") -> None:
     """Turn most cases to what is really there, made for the operation at hand; half of the records become sound."""
     chance = crc32(repr((case.path_parameters, case.query, case.body)).encode(errors="replace"))
     name, index = _name(case.operation), chance % _ROLLOUTS
@@ -116,22 +119,39 @@ def make_work(url: str, key: str, name: str) -> None:
     post(f"{run}/attempts/{leases[0]['attempt']['id']}/finish", {"outcome": {"ending": "succeeded"}, "result": [1]})
 
 
-@_described.parametrize()
-@settings(
-    max_examples=examples(30),
-    deadline=None,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-    database=None,
-)
-def test_every_answer_is_as_described_and_none_is_a_failure(case: schemathesis.Case, server: ServerProcess) -> None:
-    make_work(server.url, server.admin_key, _name(case.operation))
-    aim(case)
-    headers = {"authorization": f"Bearer {server.admin_key}", "accept": MSGPACK if case.media_type == MSGPACK else JSON}
-    reply = case.call_and_validate(base_url=server.url, headers=headers, checks=_CHECKS, timeout=30)
-    if reply.status_code == 200 and "/attempts/" in case.path:  # what was taken can be read back
-        attempt = "/api/runs/{run}/attempts/{attempt}".format(**case.path_parameters)
-        assert requests.get(server.url + attempt, headers=headers, timeout=30).status_code == 200
+@pytest.mark.parametrize("route", _TYPED, ids=lambda route: f"{route.method} {openapi_path(route)}")
+def test_every_answer_is_as_described_and_none_is_a_failure(route: Any, server: ServerProcess) -> None:
+    import schemathesis
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi import checks as conformance
+
+    checks = [
+        not_a_server_error,
+        conformance.status_code_conformance,
+        conformance.content_type_conformance,
+        conformance.response_schema_conformance,
+    ]
+    operation = described()[openapi_path(route)][route.method]
+    make_work(server.url, server.admin_key, _name(operation))
+
+    @settings(
+        max_examples=examples(40),
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+    @given(case=one_of(*(operation.as_strategy(generation_mode=mode) for mode in schemathesis.GenerationMode)))
+    def check(case: schemathesis.Case) -> None:
+        aim(case)
+        accepted = MSGPACK if case.media_type == MSGPACK else JSON
+        headers = {"authorization": f"Bearer {server.admin_key}", "accept": accepted}
+        reply = case.call_and_validate(base_url=server.url, headers=headers, checks=checks, timeout=30)
+        if reply.status_code == 200 and "/attempts/" in case.path:  # what was taken can be read back
+            attempt = "/api/runs/{run}/attempts/{attempt}".format(**case.path_parameters)
+            assert requests.get(server.url + attempt, headers=headers, timeout=30).status_code == 200
+
+    check()
 
 
 def test_the_server_describes_every_route_that_it_serves(server: ServerProcess) -> None:
