@@ -1,4 +1,4 @@
-"""Runs `leyden` commands in forks of a process that has imported what they need.
+"""Runs `leyden` commands, and Python files that train, in forks of a process that has imported what they need.
 
 A command that is started anew spends up to ten seconds of a core on imports, more than on what most tests look at. A
 fork runs the same `main` with its own arguments, folder, environment, output and exit. `tests/cli/test_cli.py` and the
@@ -9,6 +9,7 @@ import atexit
 import gc
 import json
 import os
+import runpy
 import selectors
 import signal
 import socket
@@ -19,8 +20,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+_TRAINING = ["leyden.local.train", "matplotlib.figure", "transformers.models.llama.modeling_llama"]
 _IMPORTS = {
-    "train": ["leyden.local.train", "matplotlib.figure"],
+    "train": _TRAINING,
     "eval": ["leyden.local.evaluate"],
     "dev": ["leyden.local.dev"],
     "export": ["leyden.local.export"],
@@ -126,7 +128,10 @@ _server: _ForkServer | None = None
 def start_command(
     *arguments: str, cwd: Path | None = None, stdout: int | None = None, stderr: int | None = None, text: bool = False
 ) -> ForkedCommand:
-    """Start `leyden ARGUMENTS`. Output goes where `subprocess.Popen` would send it."""
+    """Start `leyden ARGUMENTS`, or a Python file if that is the first of them.
+
+    Output goes where `subprocess.Popen` would send it.
+    """
     global _server
     if _server is None:
         _server = _ForkServer("\0" + os.environ[_ADDRESS])
@@ -195,10 +200,7 @@ def _serve(listener: socket.socket) -> list[str] | None:
                 continue
             status, *outputs = descriptors
             request = json.loads(text)
-            for module in ["leyden.cli", *_IMPORTS.get(request["arguments"][0], ())]:
-                import_module(module)
-            if "--model" in request["arguments"]:
-                import_module("leyden.local.serve")
+            _import_for(request["arguments"])
             gc.freeze()  # or the end of every fork traverses and copies all that was imported
             pid = os.fork()
             if pid == 0:
@@ -215,6 +217,17 @@ def _serve(listener: socket.socket) -> list[str] | None:
             running[handle] = pid, status
             selector.register(handle, selectors.EVENT_READ)
             client.send(str(pid).encode())
+
+
+def _import_for(arguments: list[str]) -> None:
+    """Import what a command needs."""
+    trains = arguments[0].endswith(".py")
+    for module in ["leyden.cli", *(_TRAINING if trains else _IMPORTS.get(arguments[0], ()))]:
+        import_module(module)
+    if "--model" in arguments:
+        import_module("leyden.local.serve")
+    if "transformers" in sys.modules:  # the first model that is loaded fills this cache, for half a second
+        import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
 
 
 def _become(outputs: list[int], folder: str, environment: dict[str, str]) -> None:
@@ -235,5 +248,9 @@ if __name__ == "__main__":
     if (arguments := _serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
         from leyden.cli import main
 
-        sys.argv = ["leyden", *arguments]
-        sys.exit(main())
+        if arguments[0].endswith(".py"):
+            sys.argv = arguments
+            runpy.run_path(arguments[0], run_name="__main__")
+        else:
+            sys.argv = ["leyden", *arguments]
+            sys.exit(main())

@@ -557,7 +557,7 @@ if __name__ == "__main__":
     print(trained.run, trained.step, trained.folder)
 """
     (tmp_path / "mine.py").write_text(script)
-    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_command("mine.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"solve 1 {tmp_path / 'runs' / 'solve'}"
 
