@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from leyden.client.agent_process import inherited_environment
 from leyden.client.isolation import user_ids
 from leyden.client.isolation.launcher import launch
 from leyden.client.isolation.options import IsolationOptions
 from leyden.client.isolation.running import IsolationRequest, running_isolation
-from leyden.client.processes.environment import inherited_environment
 from leyden.process.guardian import Guard, Program, fork_guardian
 
 IS_ROOT = os.geteuid() == 0

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from worker_harness import WorkerHarness
 
-from leyden.client.worker.concurrency import ConcurrencyLimit
+from leyden.client.worker.lease_loop import ConcurrencyLimit
 from leyden.server.gateway.calls.scheduler import Scheduler
 
 

@@ -4,6 +4,7 @@ from worker_harness import WorkerHarness
 
 from leyden.api.wire import LeaseRequest
 from leyden.client.host_protocol import AttemptEnd
+from leyden.client.services.registry import ServiceRegistry
 from leyden.client.worker.reporter import Reporter
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Reward, RewardKind, State
@@ -15,7 +16,7 @@ async def test_a_free_retry_stays_free_where_a_step_reward_is_refused(harness: W
     (lease,) = await harness.remote.lease(LeaseRequest("w", run="r"))
     reward = Reward("step", 1.0, kind=RewardKind.STEP, call="no-such-call")
     end = AttemptEnd(lease.attempt.id, Outcome(Ending.LOST, "another attempt hung"), retry=Retry.FREE)
-    await Reporter(harness.remote, None).report(lease, end, [reward])  # type: ignore[arg-type]
+    await Reporter(harness.remote, None, ServiceRegistry({})).report(lease, end, [reward])  # type: ignore[arg-type]
     detail = await harness.remote.get_rollout("r", lease.attempt.rollout)
     assert detail.rollout.state is State.QUEUED
     assert detail.attempts[0].outcome == end.outcome

@@ -19,12 +19,12 @@ from typing import Any, NoReturn
 from msgspec.structs import replace
 
 from leyden.client import api
+from leyden.client.agent_process import apply_limits, report_crashes_to
 from leyden.client.attempt.errors import is_loop_error, outcome_of_error
 from leyden.client.attempt.outcome import end_of_attempt
-from leyden.client.host.callable_agent import CallableAgent
 from leyden.client.host.captured_output import CapturedOutput
-from leyden.client.host.class_agent import ClassAgent, SetupFailed
 from leyden.client.host.loop_blocker import WatchedLoop
+from leyden.client.host.python_agent import CallableAgent, ClassAgent, SetupFailed
 from leyden.client.host_protocol import (
     AttemptEnd,
     BlockerFound,
@@ -43,8 +43,6 @@ from leyden.client.host_protocol import (
     StopReply,
     ToHost,
 )
-from leyden.client.processes import crash_report
-from leyden.client.processes.limits import apply_limits
 from leyden.client.services.pool import ServiceFailed
 from leyden.client.services.registry import ServiceRegistry
 from leyden.client.tracing import context, instrumentation, propagation
@@ -242,7 +240,7 @@ def _load(setup: HostSetup) -> tuple[CallableAgent, ClassAgent | None]:
 def main(fd: int, crash_fd: int) -> None:
     """Run a host until its worker is gone."""
     os.set_inheritable(fd, False)
-    crash_report.write_to(crash_fd)
+    report_crashes_to(crash_fd)
     pipe = MessagePipe(socket.socket(fileno=fd))
     setup = pipe.receive(HostSetup)
     if setup is None:

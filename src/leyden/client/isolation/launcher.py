@@ -7,12 +7,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from leyden.client.isolation.key_files import is_public
+from leyden.client.agent_process import inherited_environment
 from leyden.client.isolation.options import IsolationOptions, Mode, SandboxUnavailable
 from leyden.client.isolation.sandbox import sandboxed, server_inside
-from leyden.client.isolation.sandbox_files import SCRATCH
+from leyden.client.isolation.sandbox_files import SCRATCH, is_public
 from leyden.client.isolation.user_ids import AllocatedUser, allocate_user
-from leyden.client.processes.environment import inherited_environment
 from leyden.decoding import decode_text
 from leyden.user_code.loading import LoadError
 

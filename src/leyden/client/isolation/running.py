@@ -16,11 +16,10 @@ from msgspec.structs import replace
 
 from leyden.background import start_background
 from leyden.backoff import Backoff
-from leyden.client.isolation.key_files import find_key_files
 from leyden.client.isolation.launcher import agents_server, check, describe
 from leyden.client.isolation.options import IsolationOptions, Mode, ModeChoice, SandboxUnavailable
 from leyden.client.isolation.sandbox import hosts_file, targets
-from leyden.client.isolation.sandbox_files import EMPTY_FILE
+from leyden.client.isolation.sandbox_files import EMPTY_FILE, find_key_files
 from leyden.client.isolation.user_ids import remove_abandoned_scratch
 from leyden.process.child import ChildProcess, module_command
 from leyden.process.guardian import Guard

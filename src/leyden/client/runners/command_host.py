@@ -16,6 +16,7 @@ import msgspec
 import uvloop
 
 from leyden.background import start_background
+from leyden.client.agent_process import KEY_VARIABLE, agent_environment, report_crashes_to
 from leyden.client.host_protocol import (
     AttemptEnd,
     BlockerFound,
@@ -33,8 +34,6 @@ from leyden.client.host_protocol import (
 )
 from leyden.client.isolation.launcher import Launch, launch
 from leyden.client.isolation.options import SandboxUnavailable
-from leyden.client.processes import crash_report
-from leyden.client.processes.environment import KEY_VARIABLE, agent_environment
 from leyden.client.runners.command_process import CommandProcess
 from leyden.client.services.registry import addressed_services
 from leyden.outcomes import Ending, Outcome
@@ -143,7 +142,7 @@ async def _serve(end: socket.socket) -> None:
 def main(fd: int, crash_fd: int) -> NoReturn:
     """Run commands until the worker is gone. The guardians then kill all that is left of them."""
     os.set_inheritable(fd, False)
-    crash_report.write_to(crash_fd)
+    report_crashes_to(crash_fd)
     adopt_orphans()
     uvloop.run(_serve(socket.socket(fileno=fd)))
     os._exit(0)

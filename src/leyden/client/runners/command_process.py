@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from leyden.background import start_background
+from leyden.client.agent_process import apply_limits
 from leyden.client.attempt.outcome import end_of_attempt, result_from_json
 from leyden.client.attempt.output_buffer import OutputBuffer
 from leyden.client.attempt.result import MAX_ANSWER_BYTES, describe_too_large
 from leyden.client.host_protocol import AttemptEnd
 from leyden.client.isolation.launcher import Launch
 from leyden.client.isolation.options import IsolationOptions
-from leyden.client.processes.limits import apply_limits
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.outcomes import Ending, Outcome
 from leyden.process.child import kill_descendants, read_pipe

@@ -1,17 +1,65 @@
-"""Starts the runners of a lease loop, one after another."""
+"""Runners, which execute attempts for a worker, and how those of a lease loop are started.
+
+A runner is a host process with a Python agent, a host process for commands, or an HTTP endpoint.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from leyden.api.retrying import RetryingRemote
 from leyden.api.wire import MAX_KEY_TTL_S, KeySpec, Lease, NewKey
-from leyden.client.host_protocol import HostSetup
-from leyden.client.runners.base import Runner
+from leyden.client.host_protocol import AttemptEnd, HostSetup, StepReward, StopReply
 from leyden.client.runners.host_process import AGENT_HOST, COMMAND_HOST, HostProcess
 from leyden.client.runners.http_endpoint import HttpEndpoint
 from leyden.user_code.agent_reference import AgentKind
 
 _COMMAND_STOP_TIMEOUT_S = 10.0
 """A command that is stopped has two seconds to end by itself before it is killed; the rest is for a busy machine."""
+
+
+class Runner(Protocol):
+    """Runs attempts until it is closed or dies. Attempts that it still runs then are lost."""
+
+    pool: str | None
+    """The pool in which its attempts are leased; None if each attempt uses its own key."""
+    stop_timeout_s: float
+    """How long the code of a stopped attempt may take to return."""
+    services: tuple[str, ...]
+    """Services whose addresses its attempts need."""
+    max_concurrency: int | None
+    """Attempts that it can run at the same time with the services that it creates itself; None: no limit."""
+
+    def start_attempt(self, lease: Lease, addresses: Mapping[str, str]) -> None:
+        """Start an attempt, with the addresses of the services that it has acquired."""
+
+    async def stop(self, attempt: str) -> StopReply | None:
+        """Stop an attempt as far as possible and return its output so far; `AttemptEnd` follows as an event.
+
+        None: the runner does not respond.
+        """
+
+    async def flush_spans(self, attempt: str) -> None:
+        """Wait until the server has the spans of an attempt, but not for long. Called if `has_spans` says so."""
+
+    async def listen(self, on_event: Callable[[AttemptEnd | StepReward], None]) -> None:
+        """Call `on_event` for every step reward and every attempt whose code has returned, until the runner is gone."""
+
+    async def is_responsive(self, timeout_s: float) -> bool:
+        """Whether it could run something new: code that blocks its event loop prevents that."""
+
+    async def find_blocker(self) -> str | None:
+        """Return the attempt whose code blocks its event loop, if that can be determined."""
+
+    async def exit_reason(self) -> str:
+        """Return how the runner ended, for a message."""
+
+    def output(self) -> str:
+        """Return what it printed. Only a runner with a single attempt keeps it."""
+
+    async def close(self, *, kill: bool = False) -> None:
+        """End the runner and everything it runs; with `kill` without giving it time to end by itself."""
 
 
 class RunnerFactory:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from leyden.api.wire import Lease
 from leyden.background import start_background
 from leyden.backoff import Backoff
+from leyden.client.agent_process import CrashReport, agent_environment
 from leyden.client.attempt.output_buffer import OutputBuffer
 from leyden.client.host_protocol import (
     AttemptEnd,
@@ -37,8 +38,6 @@ from leyden.client.host_protocol import (
 )
 from leyden.client.isolation.launcher import Launch, launch
 from leyden.client.isolation.options import IsolationOptions
-from leyden.client.processes.crash_report import CrashReport
-from leyden.client.processes.environment import agent_environment
 from leyden.process.child import ChildProcess, module_command
 from leyden.process.guardian import Guard, exit_reason
 from leyden.user_code.loading import LoadError

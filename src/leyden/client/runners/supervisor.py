@@ -13,10 +13,9 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from leyden.background import start_background
-from leyden.client.attempt.active_attempt import ActiveAttempt
+from leyden.client.attempt.active_attempt import ActiveAttempt, TimeLimit, TimeOut
 from leyden.client.host_protocol import AttemptEnd, StepReward, StopReply
-from leyden.client.runners.base import Runner
-from leyden.client.runners.time_limit import TimeLimit, TimeOut
+from leyden.client.runners.factory import Runner
 from leyden.client.worker.options import WorkerOptions
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import RewardKind

@@ -8,7 +8,7 @@ from subprocess import PIPE, STDOUT
 from typing import Self
 
 from leyden.background import start_background
-from leyden.client.processes.environment import without_secrets
+from leyden.client.agent_process import without_secrets
 from leyden.client.services.pool import ServiceFailed
 from leyden.config.schema import ServiceConfig
 from leyden.decoding import decode_text

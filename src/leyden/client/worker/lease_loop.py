@@ -18,11 +18,10 @@ from leyden.api.wire import Lease, LeaseRequest, TimeoutRequest
 from leyden.backoff import Backoff
 from leyden.client.attempt.active_attempt import ActiveAttempt
 from leyden.client.host_protocol import AttemptEnd
-from leyden.client.runners.base import Runner
+from leyden.client.runners.factory import Runner
 from leyden.client.runners.supervisor import RunnerSupervisor
 from leyden.client.services.pool import ServiceFailed
 from leyden.client.services.registry import ServiceRegistry
-from leyden.client.worker.concurrency import ConcurrencyLimit
 from leyden.client.worker.heartbeat import Heartbeat
 from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.reporter import Reporter
@@ -43,6 +42,52 @@ _TIME_OUT_REPLY_S = 30.0
 _RESTART_BACKOFF = Backoff(first_s=0.2, max_s=5.0)
 _MAX_ALONE = 8
 """Runners with a single attempt at the same time: each costs as much memory as a host process."""
+_HIGH_PRESSURE, _LOW_PRESSURE = 1.0, 0.5
+_DECREASE = 0.8
+
+
+class ConcurrencyLimit:
+    """A semaphore whose limit starts at `maximum` and follows the load of the engine.
+
+    More rollouts than the engine can serve only wait, and their data grows stale. While more calls wait than are
+    served, the limit falls by a fifth, at most once per as many finished attempts as the limit allows. While less than
+    half as many wait, each finished attempt raises it by one. In between it stays. It is never below one.
+    """
+
+    def __init__(self, maximum: int) -> None:
+        self._maximum = self._limit = maximum
+        self._in_use = self._finished = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def limit(self) -> int:
+        """How many slots may be in use now."""
+        return self._limit
+
+    async def acquire_all(self) -> int:
+        """Wait for a free slot, take every free slot and return their number."""
+        while self._in_use >= self._limit:
+            self._changed.clear()
+            await self._changed.wait()
+        free = self._limit - self._in_use
+        self._in_use = self._limit
+        return free
+
+    def release(self, slots: int = 1) -> None:
+        """Return slots."""
+        self._in_use -= slots
+        self._changed.set()
+
+    def adjust(self, queue_pressure: float | None) -> None:
+        """Adjust the limit after a finished attempt to the number of waiting calls per served one (None: unknown)."""
+        self._finished += 1
+        if queue_pressure is None:
+            return
+        if queue_pressure > _HIGH_PRESSURE and self._finished >= self._limit:
+            self._limit, self._finished = max(1, int(_DECREASE * self._limit)), 0
+        elif queue_pressure < _LOW_PRESSURE and self._limit < self._maximum:
+            self._limit += 1
+            self._changed.set()
 
 
 class LeaseLoopOptions(Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Reports to the server how attempts ended: the outcome, the result and the final reward.
 
 The final reward comes from one of three sources: the agent's return value (`AttemptEnd.reward`), the run's reward
-function (`AttemptScorer`), or, if that function takes `group`, later from the `GroupScorer`.
+function, or, if that function takes `group`, later from the `GroupScorer`.
 """
 
 import logging
@@ -14,10 +14,11 @@ from leyden.api.client import RemoteError
 from leyden.api.retrying import RetryingRemote
 from leyden.api.wire import FinishRequest, Lease
 from leyden.client.host_protocol import AttemptEnd
-from leyden.client.rewards.attempt_scorer import AttemptScorer
-from leyden.client.rewards.function import NoReward
+from leyden.client.rewards.function import NoReward, RewardFunction
 from leyden.client.services.pool import ServiceFailed
+from leyden.client.services.registry import ServiceRegistry
 from leyden.decoding import decode_json
+from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import FINAL_REWARD_ID, Reward
 
@@ -27,19 +28,21 @@ _log = logging.getLogger("leyden.worker")
 class Reporter:
     """Scores attempts that succeeded and reports every attempt until the server acknowledges it."""
 
-    def __init__(self, client: RetryingRemote, scorer: AttemptScorer | None, *, scored_as_group: bool = False) -> None:
-        """`scored_as_group`: final rewards come when a whole group has ended, and not from here."""
-        self._client, self._scorer, self._scored_as_group = client, scorer, scored_as_group
+    def __init__(self, client: RetryingRemote, reward: RewardFunction | None, services: ServiceRegistry) -> None:
+        self._client, self._services = client, services
+        self._scored_as_group = reward is not None and reward.takes_group
+        """Whether final rewards come when a whole group has ended, and not from here."""
+        self._reward = None if self._scored_as_group else reward
         self.queue_pressure: float | None = None
         """Model calls that wait for the engine per call that it serves, as the server last reported it."""
 
     def needs_scoring(self, end: AttemptEnd | None) -> bool:
         """Whether the reward function runs before this end is reported."""
-        return self._scorer is not None and end is not None and end.outcome.ending is Ending.SUCCEEDED
+        return self._reward is not None and end is not None and end.outcome.ending is Ending.SUCCEEDED
 
     def reward_uses(self, service: str) -> bool:
         """Whether the reward function uses a service."""
-        return self._scorer is not None and service in self._scorer.services
+        return self._reward is not None and service in self._reward.services
 
     async def report(
         self,
@@ -72,14 +75,42 @@ class Reporter:
         if self._scored_as_group:
             return FinishRequest(end.outcome, result, awaits_group=True)
         value, source = end.reward, "agent"
-        if self._scorer is not None:
+        if self._reward is not None:
             try:
-                value = await self._scorer.score(lease, result, end.output, step_rewards, acquired)
+                value = await self._call(self._reward, lease, result, end.output, step_rewards, acquired)
             except (NoReward, ServiceFailed) as error:
                 return FinishRequest(Outcome(Ending.NO_REWARD, str(error)), result)
             source = "reward"
         final = () if value is None else (Reward(FINAL_REWARD_ID, value, source=source),)
         return FinishRequest(end.outcome, result, final)
+
+    async def _call(
+        self,
+        reward: RewardFunction,
+        lease: Lease,
+        result: object,
+        output: str,
+        step_rewards: Sequence[Reward],
+        acquired: Mapping[str, Any],
+    ) -> float:
+        """Return the final reward of an attempt that succeeded with `result`. Raises `NoReward` or `ServiceFailed`.
+
+        The function receives the services that the agent has `acquired`, and acquires the others. The episode, if it
+        takes one, is read from the server; output and step rewards, which the server does not have yet, are added.
+        """
+
+        async def read_episode() -> Episode:
+            try:
+                episode = await self._client.get_episode(lease.attempt.run, lease.attempt.id)
+            except RemoteError as refused:
+                raise NoReward(
+                    f"the episode that the reward function takes cannot be read from the server: {refused}"
+                ) from refused
+            return replace(episode, rewards=(*episode.rewards, *step_rewards), output=output)
+
+        missing = [name for name in reward.services if name not in acquired]
+        async with self._services.acquire(missing) as more:
+            return await reward.score(lease.task.input, result, read_episode, {**acquired, **more})
 
     async def _send(self, lease: Lease, request: FinishRequest) -> None:
         run, attempt = lease.attempt.run, lease.attempt.id

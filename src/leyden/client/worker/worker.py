@@ -18,7 +18,6 @@ from leyden.api.retrying import RetryingRemote
 from leyden.client.host_protocol import HostSetup
 from leyden.client.isolation.options import IsolationOptions
 from leyden.client.isolation.running import Isolation, IsolationRequest, running_isolation
-from leyden.client.rewards.attempt_scorer import AttemptScorer
 from leyden.client.rewards.function import RewardFunction, load_reward
 from leyden.client.rewards.group_scorer import GroupScorer
 from leyden.client.runners.factory import RunnerFactory
@@ -67,7 +66,7 @@ async def _work(
     isolation: Isolation,
     stop: asyncio.Event,
 ) -> None:
-    heartbeat, reporter = Heartbeat(client, options.name), _reporter(client, reward, services)
+    heartbeat, reporter = Heartbeat(client, options.name), Reporter(client, reward, services)
     try:
         async with asyncio.TaskGroup() as tasks:
             lease_loops = [
@@ -88,14 +87,6 @@ async def _work(
                 task.cancel()
     finally:
         await _give_back(heartbeat, reporter)
-
-
-def _reporter(client: RetryingRemote, reward: RewardFunction | None, services: ServiceRegistry) -> Reporter:
-    if reward is None:
-        return Reporter(client, None)
-    if reward.takes_group:
-        return Reporter(client, None, scored_as_group=True)
-    return Reporter(client, AttemptScorer(client, reward, services))
 
 
 async def _withdraw(client: RetryingRemote, worker: str) -> None:

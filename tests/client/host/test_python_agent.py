@@ -2,15 +2,17 @@
 
 import asyncio
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 from modelserving import eventually
 from worker_harness import WorkerHarness
 
-from leyden.client.host.class_agent import ClassAgent
+from leyden.client.host.python_agent import CallableAgent, ClassAgent
 from leyden.client.host_protocol import Invocation
 from leyden.outcomes import Ending
+from leyden.user_code.loading import LoadError
 
 ATTEMPT = Invocation("a.1", "a", "", key="key", base_url="http://127.0.0.1:1/v1")
 
@@ -121,3 +123,37 @@ async def test_an_instance_whose_attempt_is_stopped_while_it_is_made_is_kept() -
     await eventually(lambda: len(agent._idle) == 1)
     assert await solve({}, attempt=ATTEMPT) is made[0]
     assert len(made) == 1
+
+
+def test_an_agent_takes_the_task_and_the_attempt_by_name() -> None:
+    assert CallableAgent(lambda task: task, "f").bind(1, ATTEMPT)() == 1
+    assert CallableAgent(lambda question, attempt: (question, attempt.id), "f").bind(1, ATTEMPT)() == (1, "a.1")
+    assert CallableAgent(lambda task, *, attempt=None, tries=3: (attempt.key, tries), "f").bind(1, ATTEMPT)() == (
+        "key",
+        3,
+    )
+    assert CallableAgent(lambda *tasks: tasks, "f").bind(1, ATTEMPT)() == (1,)
+    for wrong, says in (
+        (lambda: 1, "has no parameter for the task"),
+        (lambda attempt: 1, "has no parameter for the task"),
+        (lambda task, database: 1, "takes task, database"),
+        (lambda task, *, database: 1, "takes task, database"),
+    ):
+        with pytest.raises(LoadError, match=says):
+            CallableAgent(wrong, "f")
+
+
+async def test_async_agents_are_known_as_such() -> None:
+    async def agent(task: int) -> int:
+        return task
+
+    class Callable:
+        async def __call__(self, task: int) -> int:
+            return task
+
+    assert (
+        CallableAgent(agent, "f").is_async
+        and CallableAgent(Callable(), "f").is_async
+        and CallableAgent(partial(agent), "f").is_async
+    )
+    assert not CallableAgent(lambda task: agent(task), "f").is_async  # a thread makes the coroutine, the loop awaits it

@@ -2,8 +2,8 @@
 
 import pytest
 
+from leyden.client.agent_process import agent_environment
 from leyden.client.isolation.options import IsolationOptions, Mode
-from leyden.client.processes.environment import agent_environment
 from leyden.config.schema import WorkerConfig
 
 SECRETS = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "PGPASSWORD", "GITHUB_TOKEN", "SSH_AUTH_SOCK")

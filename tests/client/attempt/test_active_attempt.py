@@ -12,9 +12,8 @@ from openai import AsyncOpenAI
 from worker_harness import WorkerHarness
 
 from leyden.api.wire import Lease
-from leyden.client.attempt.active_attempt import ActiveAttempt
+from leyden.client.attempt.active_attempt import ActiveAttempt, TimeLimit
 from leyden.client.host_protocol import AttemptEnd
-from leyden.client.runners.time_limit import TimeLimit
 from leyden.engine.protocol import EngineRequest, TokenChunk
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Attempt, CallStatus, Purpose, Task

@@ -1,1 +1,0 @@
-"""Child processes of a worker: their environment without its secrets, their limits and their crashes."""
