@@ -14,7 +14,6 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from leyden.server.control.keys import Key
-from leyden.server.http.batched_writes import BatchedTransport
 from leyden.server.http.limits import LIMITS, RateLimited
 
 KEEP_ALIVE_S = 75
@@ -154,7 +153,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Wait for the first head."""
-        super().connection_made(BatchedTransport(transport, self.loop))
+        super().connection_made(transport)
         self._deadline = self.loop.time() + _HEAD_S
         self._limits.add(self)
 
