@@ -1,16 +1,16 @@
-"""The server as an ASGI application: Starlette's routes over our table of routes.
+"""The server as an ASGI application over the table of routes.
 
 Every request is matched to its route, authenticated, counted against its key's limits, decoded, handled and answered.
 """
 
 import logging
+import re
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
-from starlette import routing
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -24,11 +24,13 @@ from leyden.server.http.content import JSON, check_path, check_values, decode, d
 from leyden.server.http.disconnects import CancelOnDisconnect
 from leyden.server.http.errors import ApiError, ErrorBody, ErrorDetail, api_error
 from leyden.server.http.responses import Raw, Request, Route
-from leyden.server.http.routing import IndexedRouter
 from leyden.server.service import ServerContext
 from leyden.store.errors import StoreUnavailable
 
+T = TypeVar("T")
+
 _log = logging.getLogger("leyden.server")
+_REST = ":path}"
 _ANONYMOUS = Key(KeyKind.VIEWER, "anonymous", float("inf"))
 _LOCAL_CLIENT = Key(KeyKind.CLIENT, "local", float("inf"))
 _KEYLESS = Key(KeyKind.ADMIN, "keyless", float("inf"))
@@ -41,12 +43,13 @@ def application(service: ServerContext) -> ASGIApp:
     by_path: dict[str, list[Route]] = {}
     for route in sorted(ROUTES, key=_match_order):
         by_path.setdefault(route.path, []).append(route)
-    handlers = [routing.Route(path, PathHandler(service, path, routes)) for path, routes in by_path.items()]
-    router = IndexedRouter(handlers, default=PathHandler(service, "none", ()))
+    index = PathIndex({path: PathHandler(service, path, routes) for path, routes in by_path.items()})
+    unknown = PathHandler(service, "none", ())
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope["path"] = scope["path"].rstrip("/") or "/"  # a slash at the end changes nothing
-        await router.find(scope)(scope, receive, send)
+        handler, scope["path_params"] = index.find(scope["path"]) or (unknown, {})
+        await handler(scope, receive, send)
 
     return app
 
@@ -54,7 +57,34 @@ def application(service: ServerContext) -> ASGIApp:
 def _match_order(route: Route) -> tuple[bool, int, bool, int]:
     """Routes are tried in order: the more a path matches, the later it comes, and the busiest paths first."""
     path = route.path
-    return ":path}" in path, path.count("{"), not path.startswith("/v1/"), -len(path)
+    return _REST in path, path.count("{"), not path.startswith("/v1/"), -len(path)
+
+
+class PathIndex(Generic[T]):
+    """Finds the first path that matches, among those with as many segments and those that match any rest."""
+
+    def __init__(self, paths: Mapping[str, T]) -> None:
+        """`paths` are in Starlette's syntax: `{name}` matches one segment, `{name:path}` all that follow."""
+        patterns = {path: _pattern(path) for path in paths}
+        self._rest = [(patterns[path], found) for path, found in paths.items() if _REST in path]
+        self._tried = {
+            depth: [
+                (patterns[path], found) for path, found in paths.items() if _REST in path or path.count("/") == depth
+            ]
+            for depth in {path.count("/") for path in paths}
+        }
+
+    def find(self, path: str) -> tuple[T, dict[str, str]] | None:
+        """Return what is at a path, with the parameters in it."""
+        for pattern, found in self._tried.get(path.count("/"), self._rest):
+            if (match := pattern.fullmatch(path)) is not None:
+                return found, match.groupdict()
+        return None
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    one_segment = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path))
+    return re.compile(re.sub(r"\\{(\w+):path\\}", r"(?P<\1>.*)", one_segment))
 
 
 class PathHandler:
