@@ -7,7 +7,7 @@ import pytest
 
 from leyden.cli.train import absolute
 from leyden.config import AdapterConfig, Config, ConfigError
-from leyden.local.learning_rate import with_learning_rate
+from leyden.local.train import with_learning_rate
 from leyden.models.source import ModelSource, find_model
 from leyden.runs.run_folder import RunFolder
 

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
-from leyden.local import server_health
-from leyden.local.server_health import wait_unresponsive
+from leyden.local import server_process
+from leyden.local.server_process import wait_unresponsive
 
 LISTENING = """
 import os, socket, time
@@ -52,8 +52,8 @@ async def waiting(url: str, pid: int) -> AsyncIterator["asyncio.Task[None]"]:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("_INTERVAL_S", 0.05), ("_TIMEOUT_S", 0.2), ("MAX_SILENT_S", 1.0)):
-        monkeypatch.setattr(server_health, name, value)
+    for name, value in (("_INTERVAL_S", 0.05), ("_TIMEOUT_S", 0.2), ("_MAX_SILENT_S", 1.0)):
+        monkeypatch.setattr(server_process, name, value)
 
 
 @pytest.mark.parametrize("code", [SILENT, DEADLOCKED], ids=["computing", "deadlocked"])
@@ -65,7 +65,7 @@ async def test_a_server_that_does_not_answer_is_found(code: str) -> None:
 
 @pytest.mark.parametrize("code", [ANSWERING, CLOSING], ids=["answering", "too many connections"])
 async def test_a_server_that_answers_is_left_alone(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    monkeypatch.setattr(server_health, "_TIMEOUT_S", 30.0)
+    monkeypatch.setattr(server_process, "_TIMEOUT_S", 30.0)
     with process(code) as (url, pid):
         async with waiting(url, pid) as task:
             assert not (await asyncio.wait({task}, timeout=2))[0]
@@ -83,7 +83,7 @@ async def test_a_stopped_server_is_left_alone_until_it_runs_again_and_does_not_a
 
 async def test_a_server_that_gets_no_cpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     starved = iter(range(10_000))
-    monkeypatch.setattr(server_health, "_waited_s", lambda pid: float(next(starved)))
+    monkeypatch.setattr(server_process, "_waited_s", lambda pid: float(next(starved)))
     with process(SILENT) as (url, pid):
         async with waiting(url, pid) as task:
             assert not (await asyncio.wait({task}, timeout=2))[0]

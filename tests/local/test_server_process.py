@@ -15,7 +15,7 @@ from leyden.api.wire import GroupSpec, LeaseRequest, RunSpec
 from leyden.engine.torch.engine import TorchEngine
 from leyden.learner.errors import TrainingError
 from leyden.learner.loading import load_model
-from leyden.local import server_health, server_process
+from leyden.local import server_process
 from leyden.local.server_process import LocalServer
 from leyden.local.stack import trainer_remote
 from leyden.models.source import BUNDLED, find_model
@@ -120,9 +120,9 @@ async def test_a_server_that_does_not_answer_is_killed_and_started_again(
     server: LocalServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen = server._process.pid
-    monkeypatch.setattr(server_health, "_INTERVAL_S", 0.05)
-    monkeypatch.setattr(server_health, "MAX_SILENT_S", 0.2)
-    monkeypatch.setattr(server_health, "_answers", lambda url: server._process.pid != frozen)
+    monkeypatch.setattr(server_process, "_INTERVAL_S", 0.05)
+    monkeypatch.setattr(server_process, "_MAX_SILENT_S", 0.2)
+    monkeypatch.setattr(server_process, "_answers", lambda url: server._process.pid != frozen)
     async with asyncio.timeout(120):
         while server._process.pid == frozen or "it is started again" not in capsys.readouterr().err:  # noqa: ASYNC110
             await asyncio.sleep(0.1)

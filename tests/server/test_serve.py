@@ -31,7 +31,7 @@ from leyden.server.options import ServeOptions
 from leyden.server.serve import open_server
 from leyden.store.database import Database
 from leyden.store.errors import StoreLost
-from leyden.store.files import server_lock
+from leyden.store.files import ownership
 from leyden.store.read import queries
 from leyden.store.write.queue import LeaseQuery
 
@@ -106,7 +106,7 @@ def test_a_second_server_on_the_same_postgresql_is_refused_until_the_first_is_ki
 ) -> None:
     if postgres is None:
         pytest.skip("no PostgreSQL server on this machine")
-    monkeypatch.setattr(server_lock, "_WAIT_S", 1)
+    monkeypatch.setattr(ownership, "_WAIT_S", 1)
     database = postgres.new_database()
     with ServerProcess(tmp_path / "first", "--store", database) as first:
         assert "in use by another server" in refusal(tmp_path / "second", "--store", database)

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from subprocess import PIPE
 from urllib.parse import urlsplit
@@ -24,7 +25,6 @@ from leyden.config import ConfigError
 from leyden.engine.protocol import EngineBackend
 from leyden.learner.errors import TrainingError
 from leyden.local.notes import print_note
-from leyden.local.server_health import MAX_SILENT_S, wait_unresponsive
 from leyden.process.child import ChildProcess, module_command
 from leyden.process.guardian import exit_reason
 from leyden.process.rotating_log import RotatingLog
@@ -42,6 +42,12 @@ _REFUSED_WITHIN_S = 600.0
 _STACK_S = 1.0
 """How long a server that does not answer has to write to its log what it was doing."""
 _BACKOFF = Backoff(first_s=0.1, max_s=5.0)
+_INTERVAL_S, _TIMEOUT_S = 5.0, 10.0
+"""Between two questions whether a server answers, and how long an answer may take."""
+_MAX_SILENT_S = 60.0
+"""How long a server that could answer may not answer."""
+_NOT_ITS_FAULT = "TtD"
+"""States of a process (proc(5)): stopped, traced, waiting for the disk."""
 
 
 class StoreGone(TrainingError):
@@ -121,7 +127,7 @@ class LocalServer(SupervisedProcess):
             if ended.done():
                 reason = f"the server ended ({exit_reason(ended.result())})"
             else:
-                reason = f"the server did not answer for {MAX_SILENT_S:g} s, and was killed"
+                reason = f"the server did not answer for {_MAX_SILENT_S:g} s, and was killed"
                 self._process.process.send_signal(SHOW_STACK)
                 await asyncio.wait({ended}, timeout=_STACK_S)
                 self._process.kill()
@@ -183,3 +189,56 @@ async def _wait_ready(process: ChildProcess, options: ServerProcessOptions, outp
 def _last_line(output: RotatingLog) -> str:
     line = output.last_line()
     return f"nothing was written to {output.path}" if line is None else f"{line} ({output.path})"
+
+
+async def wait_unresponsive(url: str, pid: int) -> None:
+    """Return when a server has not answered for a minute in which it could have.
+
+    While it is stopped (by a debugger, say), waits for the disk, or is ready to run and the machine gives it no CPU, it
+    is not to blame, and starting it again would not help.
+    """
+    silent_s, before, waited_s = 0.0, time.monotonic(), _waited_s(pid)
+    while silent_s < _MAX_SILENT_S:
+        await asyncio.sleep(_INTERVAL_S)
+        # In a thread: the answer counts even if this process was too busy to see it come.
+        answers = await asyncio.to_thread(_answers, url)
+        # This process may have been stopped too, so no check counts for more than it takes.
+        passed_s = min(time.monotonic() - before, _INTERVAL_S + _TIMEOUT_S)
+        starved_s = _waited_s(pid) - waited_s
+        before, waited_s = time.monotonic(), waited_s + starved_s
+        if answers:
+            silent_s = 0.0
+        elif _state(pid) not in _NOT_ITS_FAULT:
+            silent_s += max(0.0, passed_s - starved_s)
+
+
+def _answers(url: str) -> bool:
+    address = urlsplit(url)
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", "/healthz")
+        connection.getresponse()
+    except (TimeoutError, ConnectionRefusedError):
+        return False
+    except (OSError, HTTPException):  # a server that closes a connection, since it has too many, runs
+        return True
+    else:
+        return True
+    finally:
+        connection.close()
+
+
+def _waited_s(pid: int) -> float:
+    """Return how long the main thread of a process was ready to run and had no CPU; 0 if that is not known."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, LookupError, ValueError):
+        return 0.0
+
+
+def _state(pid: int) -> str:
+    """Return the letter of a process's state; R if it is not known."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return "R"

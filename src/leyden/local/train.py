@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import os
+import platform
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +17,16 @@ import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
+from leyden import __version__
 from leyden.config import Config
 from leyden.episodes import Episode
 from leyden.learner.checkpoint import Checkpoints
-from leyden.learner.loading import check_tokenizer, load_model
+from leyden.learner.default_learning_rate import default_learning_rate
+from leyden.learner.loading import check_tokenizer, count_parameters, load_model
 from leyden.learner.local import LocalLearner, TrainedPolicy
 from leyden.learner.objective import Objective, objective_of
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import TrainerState
-from leyden.local.environment import describe_environment
-from leyden.local.learning_rate import with_learning_rate
 from leyden.local.notes import print_note, stderr_console
 from leyden.local.stack import local_stack
 from leyden.models.source import ModelSource, find_model
@@ -37,12 +40,16 @@ from leyden.orchestrator.report.plot import draw_image, draw_text, metric_points
 from leyden.orchestrator.report.sinks import opened_sinks
 from leyden.orchestrator.report.time_summary import time_summary
 from leyden.orchestrator.rollouts.tasks import Tasks, read_tasks
+from leyden.process.resources import usable_cores
 from leyden.records import DEFAULT_POLICY
 from leyden.rl.registry import unused_settings
 from leyden.runs.checkpoint_folders import latest_checkpoint
-from leyden.runs.run_folder import RunFolder
+from leyden.runs.run_folder import RunFolder, stored_config
 from leyden.store.database import Database
 from leyden.store.read import queries
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "renderers", "peft", "vllm", "openai", "anthropic", "sqlalchemy")
+"""Whose versions a run records."""
 
 
 class TrainingResult(Struct, frozen=True):
@@ -261,3 +268,39 @@ def _interruptible(
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+def with_learning_rate(config: Config, folder: RunFolder, source: ModelSource) -> tuple[Config, str]:
+    """Return the configuration with a learning rate, and a sentence about it.
+
+    Unset, it is that of the run in this folder if it has trained a step, and otherwise the default for the model.
+    """
+    training = config.training
+    rate, why = training.learning_rate, "as configured"
+    if rate is None and folder.has_trained():
+        rate, why = stored_config(folder.path).training.learning_rate, "with which the run began"
+    elif rate is None:
+        count = count_parameters(source)
+        rate = default_learning_rate(count, training.lora is not None)
+        adapters = "adapters of " if training.lora is not None else ""
+        why = f"the default for {adapters}{count / 1e6:,.0f} million parameters (`training.learning_rate` sets it)"
+    return replace(config, training=replace(training, learning_rate=rate)), f"learning rate {rate:.2g}, {why}"
+
+
+def describe_environment() -> dict[str, str]:
+    """Describe the machine and the packages that a run uses, for its report."""
+    found = {
+        "leyden": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": f"{usable_cores()} of {os.cpu_count()}",
+    }
+    for number in range(torch.cuda.device_count()):
+        found[f"gpu {number}"] = torch.cuda.get_device_name(number)
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

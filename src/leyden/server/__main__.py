@@ -19,7 +19,7 @@ import uvloop
 from msgspec.structs import replace
 
 from leyden.config.schema import UPSTREAM_KEY_VARIABLE
-from leyden.engine.connect import connected, describe_address
+from leyden.engine.remote import connected, describe_address
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 from leyden.server.gateway.calls.scheduler import Scheduler

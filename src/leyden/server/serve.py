@@ -1,6 +1,7 @@
 """Starts a server from a home folder, and stops it without losing accepted requests."""
 
 import asyncio
+import faulthandler
 import gc
 import logging
 import signal
@@ -21,11 +22,9 @@ from leyden.server.control.engine_reports import writing_reports
 from leyden.server.control.keys import KeyKind, KeyRefused, Keyring, write_private
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.served_model import ServedModel
-from leyden.server.http.address import is_loopback, is_wildcard
+from leyden.server.http.address import bind_port, is_loopback, is_wildcard
 from leyden.server.http.app import application
 from leyden.server.http.connections import KEEP_ALIVE_S, ConnectionLimits
-from leyden.server.http.ending import ending_process
-from leyden.server.http.listener import bind_port
 from leyden.server.loop_watchdog import LoopWatchdog
 from leyden.server.options import RunningServer, ServeError, ServeOptions
 from leyden.server.service import ServerContext, ServerSettings
@@ -39,6 +38,9 @@ _SHUTDOWN_S = 30
 _RECORDING_S = 5.0
 """How long requests that are cut off have to record that."""
 _MONTH = 30 * 86_400.0
+_GRACE_S = 60.0
+"""How long a server may take to stop: it gives requests half a minute."""
+_BLOCKED_CPU_S, _TICK_S = 60.0, 1.0
 _SWITCH_S = 0.001
 """How long the event loop waits for a thread that computes; Python's 5 ms add up over the steps of a call."""
 _GC_THRESHOLD = 20_000
@@ -227,3 +229,38 @@ def _ensure_key(keyring: Keyring, kind: KeyKind, path: Path) -> Path:
     except (FileNotFoundError, UnicodeDecodeError, KeyRefused):
         write_private(path, keyring.create(kind, MAX_KEY_TTL_S)[0])
     return path
+
+
+@contextmanager
+def ending_process(stop: Callable[[], None]) -> Iterator[None]:
+    """Within this context of a running loop, SIGINT and SIGTERM call `stop`, and a blocked loop ends the process.
+
+    A signal stops the server gracefully; if that takes more than a minute, the process exits. The kernel kills a process
+    that used a minute of CPU time while its loop did not run once, whatever it computes and whoever holds the GIL. CPU
+    time does not pass while the process is stopped or the machine is busy with others or sleeps. Both write to the log
+    what the server was doing.
+    """
+    loop = asyncio.get_running_loop()
+    timer: asyncio.Handle
+
+    def on_signal(*_: object) -> None:  # runs between two instructions, also if the loop is blocked
+        faulthandler.dump_traceback_later(_GRACE_S, exit=True)
+        loop.call_soon_threadsafe(stop)
+
+    def tick() -> None:
+        nonlocal timer
+        signal.setitimer(signal.ITIMER_PROF, _BLOCKED_CPU_S)
+        timer = loop.call_later(_TICK_S, tick)
+
+    handlers = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    faulthandler.register(signal.SIGPROF, chain=True)
+    timer = loop.call_soon(tick)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        faulthandler.unregister(signal.SIGPROF)
+        faulthandler.cancel_dump_traceback_later()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

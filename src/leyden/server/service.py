@@ -1,22 +1,54 @@
 """The objects that handlers work with: the store, the active leases, the keys and the server's settings."""
 
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
+from typing import ParamSpec, Self, TypeVar
 
 from msgspec import Struct
 
 from leyden import defaults
-from leyden.server.control.keys import Keyring
-from leyden.server.control.leases import ActiveLeases
+from leyden.server.control.keys import ActiveLeases, Keyring
 from leyden.server.control.telemetry import Telemetry
 from leyden.server.dashboard.run_stores import RunStores
 from leyden.server.dashboard.store_polling import StorePolling
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.http.body_budget import BodyBudget
 from leyden.server.http.limits import Limiter
-from leyden.server.offload import Offload
 from leyden.store.read import queries
 from leyden.store.store import Store
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_THREADS = 2
+
+
+class Offload:
+    """Runs CPU-bound work in threads, so that the event loop stays free for others.
+
+    Work of one key runs one piece after another: a key that sends much delays itself and not the rest.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS, "leyden-offload")
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: Counter[str] = Counter()
+
+    async def run(self, key: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function in a thread, after the earlier ones of the same key."""
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        self._users[key] += 1
+        try:
+            async with lock:
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._threads, lambda: work(*args, **kwargs))
+        finally:
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key], self._locks[key]
 
 
 class ServerSettings(Struct, frozen=True):

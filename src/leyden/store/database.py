@@ -18,8 +18,7 @@ from sqlalchemy.pool import QueuePool
 
 from leyden.extras import install_command
 from leyden.store.errors import StoreLost, StoreUnusable
-from leyden.store.files.server_lock import CONNECTION, ServerLock
-from leyden.store.files.store_files import StoreFiles
+from leyden.store.files.ownership import CONNECTION, ServerLock, StoreFiles
 from leyden.store.schema import create_tables, has_tables
 from leyden.urls import password_keys
 

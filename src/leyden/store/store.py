@@ -30,7 +30,7 @@ from leyden.store import schema
 from leyden.store.database import Database
 from leyden.store.errors import StoreError, StoreLost
 from leyden.store.read import queries
-from leyden.store.write import attempts, pruning, queue, recording, runs, scoring
+from leyden.store.write import attempts, queue, recording, runs, scoring
 from leyden.store.write.lease_dispatcher import LeaseDispatcher
 from leyden.store.write.lease_expiry import LeaseExpiry
 from leyden.store.write.notifications import Notifications
@@ -160,7 +160,7 @@ class Store:
 
     async def prune(self, run: str, step: int, *, output: bool, spans: bool) -> None:
         """Delete output and spans of the attempts of a run up to a step; returns when their space is freed."""
-        for wanted, prune_some in ((output, pruning.prune_output), (spans, pruning.prune_spans)):
+        for wanted, prune_some in ((output, runs.prune_output), (spans, runs.prune_spans)):
             while wanted and await self.write(prune_some, run, step):
                 pass
         while await asyncio.to_thread(self.database.shrink):

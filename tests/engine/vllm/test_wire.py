@@ -12,8 +12,8 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from msgspec.structs import replace
 
-from leyden.engine.connect import connected
 from leyden.engine.protocol import EngineError, EngineRequest, Publication, VllmAddress
+from leyden.engine.remote import connected
 from leyden.engine.vllm import wire
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine

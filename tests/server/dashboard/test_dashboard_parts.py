@@ -27,9 +27,9 @@ from leyden.records import Call, CallCredit, Metric, Reward, RewardKind, StepCre
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.control.keys import KeyKind
 from leyden.server.dashboard.prefix_tree import prefix_tree
+from leyden.server.dashboard.rollout_view import token_texts
 from leyden.server.dashboard.run_stores import RunStores
 from leyden.server.dashboard.store_polling import Counts, StorePolling
-from leyden.server.dashboard.token_text import token_texts
 from leyden.store.database import Database
 from leyden.store.errors import NotFound, StoreClosed
 from leyden.store.read import queries

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from leyden.server.http.disconnects import CancelOnDisconnect
+from leyden.server.http.app import CancelOnDisconnect
 
 
 class Client:

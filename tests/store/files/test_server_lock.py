@@ -10,14 +10,14 @@ from leyden.api.wire import RunSpec
 from leyden.records import Metric
 from leyden.store.database import Database
 from leyden.store.errors import StoreInUse, StoreLost, StoreUnavailable, StoreUnusable
-from leyden.store.files import server_lock
+from leyden.store.files import ownership
 from leyden.store.read import queries
 from leyden.store.store import Store
 
 
 @pytest.fixture
 def database(postgres: Postgres | None, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(server_lock, "_WAIT_S", 1)
+    monkeypatch.setattr(ownership, "_WAIT_S", 1)
     if postgres is None:
         pytest.skip("no PostgreSQL server on this machine")
     return postgres.new_database()
@@ -75,7 +75,7 @@ async def test_nothing_is_acknowledged_while_another_has_the_lock(database: str)
     holder = Database(database, readonly=True)
     with holder.reader.connect() as connection:
         cut_off_writer(database)
-        connection.execute(text(server_lock._LOCK))
+        connection.execute(text(ownership._LOCK))
         started = time.monotonic()
         with pytest.raises(StoreUnavailable, match="is in use by another server"):
             await store.record_metrics("r", [Metric(1, "x", 0.0)])

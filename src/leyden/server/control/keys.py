@@ -1,7 +1,7 @@
-"""API keys, and the table of permissions of each kind of key.
+"""API keys, the table of permissions of each kind of key, and the active attempts that keys are checked against.
 
 A key is signed and carries its scope, so that checking one needs no query. The key of an attempt, and a pool's key when
-used for an attempt, is valid only while the lease of that attempt is active (leases.py).
+used for an attempt, is valid only while that attempt is active.
 """
 
 import hmac
@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 
@@ -17,7 +17,50 @@ import msgspec
 
 from leyden.api.endpoint import Permission
 from leyden.api.wire import KEY_PREFIX
-from leyden.server.control.leases import ActiveLeases
+from leyden.records import Attempt, Event, EventKind, trace_id
+
+
+class ActiveLeases:
+    """Every attempt that has not ended, by its id and by its trace id; kept current by the store's events."""
+
+    def __init__(self, active: Iterable[Attempt] = ()) -> None:
+        self._by_id: dict[str, Attempt] = {}
+        self._by_trace: dict[str, Attempt] = {}
+        for attempt in active:
+            self._add(attempt)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def on_event(self, event: Event) -> None:
+        """Update from the log."""
+        if event.kind is EventKind.ATTEMPT_STARTED:
+            self._add(msgspec.convert(event.data, Attempt))
+        elif event.kind is EventKind.ATTEMPT_ENDED:
+            self._by_id.pop(event.subject, None)
+            self._by_trace.pop(trace_id(event.subject), None)
+
+    def is_active(self, attempt: str | None, started: float | None) -> bool:
+        """Whether an attempt is active and started at this time."""
+        found = self._by_id.get(attempt or "")
+        return found is not None and found.started == started
+
+    def in_pool(self, attempt: str, pool: str | None) -> bool:
+        """Whether an attempt is active and was leased to a pool."""
+        found = self._by_id.get(attempt)
+        return found is not None and pool is not None and found.pool == pool
+
+    def get(self, attempt: str) -> Attempt | None:
+        """Return an active attempt by its id."""
+        return self._by_id.get(attempt)
+
+    def by_trace(self, trace: str) -> Attempt | None:
+        """Return an active attempt by its trace id."""
+        return self._by_trace.get(trace)
+
+    def _add(self, attempt: Attempt) -> None:
+        self._by_id[attempt.id] = attempt
+        self._by_trace[attempt.trace_id] = attempt
 
 
 class KeyKind(StrEnum):

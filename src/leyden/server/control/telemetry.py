@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from leyden.records import Event, EventKind
-from leyden.server.control.leases import ActiveLeases
+from leyden.server.control.keys import ActiveLeases
 from leyden.server.gateway.calls.recorder import Recorder
 from leyden.store.store import Store
 

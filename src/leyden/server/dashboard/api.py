@@ -31,8 +31,7 @@ from leyden.runs.run_names import name_leases
 from leyden.server.control.engine_reports import report_engines
 from leyden.server.control.keys import Key
 from leyden.server.dashboard.prefix_tree import prefix_tree
-from leyden.server.dashboard.rollout_view import rollout_view
-from leyden.server.dashboard.token_text import tokenizer_of
+from leyden.server.dashboard.rollout_view import rollout_view, tokenizer_of
 from leyden.server.http.responses import Raw, Request
 from leyden.server.service import ServerContext
 from leyden.store.errors import NotFound

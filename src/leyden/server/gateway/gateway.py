@@ -14,7 +14,7 @@ from leyden.api.wire import CallTimes, FinishRequest
 from leyden.episodes import chain_messages
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Attempt, Event, EventKind, FixedAnswer, Purpose, RunSettings, Sampling
-from leyden.server.control.leases import ActiveLeases
+from leyden.server.control.keys import ActiveLeases
 from leyden.server.gateway.answers.generation import Generation
 from leyden.server.gateway.calls.attempt_calls import AttemptCalls
 from leyden.server.gateway.calls.call_pacer import CallPacer

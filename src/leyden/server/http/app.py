@@ -3,16 +3,18 @@
 Every request is matched to its route, authenticated, counted against its key's limits, decoded, handled and answered.
 """
 
+import asyncio
 import logging
 import re
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from types import TracebackType
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leyden.api.endpoint import Permission
 from leyden.server.control.keys import TRUSTED_KINDS, Key, KeyKind, KeyRefused, check_permission
@@ -21,7 +23,6 @@ from leyden.server.gateway.errors import GatewayError
 from leyden.server.http.address import is_loopback
 from leyden.server.http.body_budget import BodyReservation
 from leyden.server.http.content import JSON, check_path, check_values, decode, decode_query, encode, read_body
-from leyden.server.http.disconnects import CancelOnDisconnect
 from leyden.server.http.errors import ApiError, ErrorBody, ErrorDetail, api_error
 from leyden.server.http.responses import Raw, Request, Route
 from leyden.server.service import ServerContext
@@ -223,3 +224,34 @@ def _response(route: Route, answer: Any, accept: str) -> Response:
         return Response(status_code=204)
     content, content_type = encode(answer, accept)
     return Response(content, media_type=content_type)
+
+
+class CancelOnDisconnect:
+    """A context whose task is cancelled when the client disconnects; the cancellation ends with the context.
+
+    The body must have been read: the only message after it is the disconnect.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._task: asyncio.Task[None] | None = None
+        self._disconnected = False
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._receiving: asyncio.Future[Message] = asyncio.ensure_future(self._receive())
+        self._receiving.add_done_callback(self._cancel)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        task, self._task = self._task, None
+        self._receiving.cancel()
+        if not self._disconnected or task is None:
+            return False
+        return task.uncancel() == 0 and kind is asyncio.CancelledError
+
+    def _cancel(self, _: object) -> None:
+        if self._task is not None:
+            self._disconnected = True
+            self._task.cancel()

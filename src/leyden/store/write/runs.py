@@ -1,4 +1,4 @@
-"""Creates and deletes runs. Deletion goes in batches, so that other writes do not wait long.
+"""Creates, prunes and deletes runs. Deletion goes in batches, so that other writes do not wait long.
 
 The newest event of the log stays until the deletion's own event follows it, so that no number is given twice.
 """
@@ -10,12 +10,13 @@ from leyden.records import EventKind, Run
 from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.mapping import run_from_row
-from leyden.store.schema import attempts, events, groups, metrics, rollouts, runs, tasks, versions
+from leyden.store.schema import attempts, events, groups, metrics, rollouts, runs, spans, tasks, versions
 from leyden.store.write.attempts import cancel_group
 from leyden.store.write.statements import Statement, insert
 from leyden.store.write.writer import Transaction
 
 _BATCH = 200
+"""Rows of one transaction."""
 
 
 def create_run(tx: Transaction, spec: RunSpec) -> Run:
@@ -75,3 +76,29 @@ _DELETES = [  # calls, spans, rewards and credits are deleted with their attempt
 ]
 _DELETE_LAST_EVENT = Statement(delete(events).where(events.c.run_id == bindparam("run")))
 _DELETE_RUN = Statement(delete(runs).where(runs.c.id == bindparam("run")))
+
+
+def prune_output(tx: Transaction, run: str, step: int) -> bool:
+    """Delete the output of some attempts up to a step; returns whether there were any."""
+    return bool(_FORGET_OUTPUT.run(tx, of_run=run, up_to=step))
+
+
+def prune_spans(tx: Transaction, run: str, step: int) -> bool:
+    """Delete some spans of attempts up to a step; returns whether there were any."""
+    return bool(_DELETE_SPANS.run(tx, of_run=run, up_to=step))
+
+
+_old = (
+    select(attempts.c.id)
+    .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
+    .where(rollouts.c.run_id == bindparam("of_run"), rollouts.c.step <= bindparam("up_to"))
+    .where(attempts.c.ended.is_not(None))
+)
+_FORGET_OUTPUT = Statement(
+    update(attempts)
+    .where(attempts.c.id.in_(_old.where(attempts.c.output.is_not(None)).limit(_BATCH)))
+    .values(output=None)
+)
+_DELETE_SPANS = Statement(
+    delete(spans).where(spans.c.seq.in_(select(spans.c.seq).where(spans.c.attempt_id.in_(_old)).limit(_BATCH)))
+)

@@ -17,8 +17,8 @@ from modelserving import END, ModelServer, call, eventually, model_server
 from yarl import URL
 
 from leyden.api.wire import FinishRequest
-from leyden.engine.connect import describe_address
 from leyden.engine.protocol import SocketAddress, VllmAddress
+from leyden.engine.remote import describe_address
 from leyden.outcomes import Ending, Outcome
 from leyden.records import CallStatus
 from leyden.server.control.engine_reports import report_engines

@@ -14,8 +14,7 @@ from urllib.parse import unquote
 from msgspec import Struct
 
 from leyden.records import Attempt
-from leyden.server.control.keys import Key, KeyKind, KeyRefused, check_attempt
-from leyden.server.control.leases import ActiveLeases
+from leyden.server.control.keys import ActiveLeases, Key, KeyKind, KeyRefused, check_attempt
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:@~/+-]{0,159}").fullmatch

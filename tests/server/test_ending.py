@@ -9,13 +9,13 @@ import pytest
 BLOCKED = """
 import asyncio, re, signal, sys, time
 import uvloop
-from leyden.server.http import ending
+from leyden.server import serve
 
-ending._GRACE_S, ending._BLOCKED_CPU_S, ending._TICK_S = {grace_s}, {cpu_s}, 0.1
+serve._GRACE_S, serve._BLOCKED_CPU_S, serve._TICK_S = {grace_s}, {cpu_s}, 0.1
 
 async def main():
     stop = asyncio.Event()
-    with ending.ending_process(stop.set):
+    with serve.ending_process(stop.set):
         await asyncio.sleep(0.2)
         print("ready", flush=True)
         {code}
