@@ -235,7 +235,7 @@ def _ensure_key(keyring: Keyring, kind: KeyKind, path: Path) -> Path:
 def ending_process(stop: Callable[[], None]) -> Iterator[None]:
     """Within this context of a running loop, SIGINT and SIGTERM call `stop`, and a blocked loop ends the process.
 
-    A signal stops the server gracefully; if that takes more than a minute, the process exits. The kernel kills a process
+    A signal stops the server gracefully; if that takes over a minute, the process exits. The kernel kills a process
     that used a minute of CPU time while its loop did not run once, whatever it computes and whoever holds the GIL. CPU
     time does not pass while the process is stopped or the machine is busy with others or sleeps. Both write to the log
     what the server was doing.

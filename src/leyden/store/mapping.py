@@ -7,25 +7,19 @@ import msgspec
 from leyden.api.wire import ListedRollout
 from leyden.outcomes import Ending, Outcome
 from leyden.records import (
-    DEFAULT_POLICY,
     Attempt,
     Call,
     CallCredit,
-    CallStatus,
     Group,
-    PromptOrigin,
     Purpose,
     Reward,
     Rollout,
     Run,
     RunSettings,
-    Sampling,
     Span,
     State,
     StepCredits,
     Task,
-    VersionRun,
-    WaitInterval,
 )
 from leyden.store.codec import (
     decode_json,
@@ -41,31 +35,15 @@ decode_span = msgspec.json.Decoder(Span).decode
 decode_reward = msgspec.json.Decoder(Reward).decode
 
 
-class _CallBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The fields of a call that no query filters by, stored as one JSON document."""
-
-    retry_of: str | None = None
-    choice: int = 0
-    policy: str = DEFAULT_POLICY
-    role: str | None = None
-    span: str | None = None
-    prompt_origin: PromptOrigin = msgspec.field(default=PromptOrigin.FRESH, name="made")
-    origin_reason: str = msgspec.field(default="", name="made_why")
-    status: CallStatus = CallStatus.OK
-    finish: str = "stop"
-    allowed: tuple[float, ...] | None = None
-    versions: tuple[VersionRun, ...] = ()
-    sampling: Sampling = Sampling()
-    messages: tuple[Any, ...] = ()
-    response: Any = None
-    tools: tuple[Any, ...] | None = None
-    request: Any = None
-    started: float = 0.0
-    ended: float = 0.0
-    context_tail: int = 0
-    waits: tuple[WaitInterval, ...] = ()
-
-
+_COLUMNS = ("id", "parent", "kept_ids", "kept_messages", "prompt_ids", "completion_ids", "logprobs")
+_CallBody = msgspec.defstruct(
+    "_CallBody",
+    [(each.name, each.type, each.default) for each in msgspec.structs.fields(Call) if each.name not in _COLUMNS],
+    frozen=True,
+    omit_defaults=True,
+    rename={"prompt_origin": "made", "origin_reason": "made_why"},
+)
+"""The fields of a call that no query filters by, stored as one JSON document."""
 _BODY_FIELDS = _CallBody.__struct_fields__
 _decode_body = msgspec.json.Decoder(_CallBody).decode
 

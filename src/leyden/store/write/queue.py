@@ -165,27 +165,13 @@ def _head(tx: Transaction) -> float:
 
 
 _RUN_SETTINGS = Statement(select(runs.c.settings).where(runs.c.id == bindparam("run"), runs.c.state == "open"))
-_ADD_TASK = insert_new(tasks, "run_id", "id", "input")
+_ADD_TASK = insert_new(tasks)
 _TASK_INPUT = Statement(
     select(tasks.c.input).where(tasks.c.run_id == bindparam("run"), tasks.c.id == bindparam("task"))
 )
 _GROUP = Statement(select(groups).where(groups.c.id == bindparam("group")))
-_ADD_GROUP = insert(groups, "id", "run_id", "task_id", "purpose", "size", "done", "priority", "max_attempts", "created")
-_ADD_ROLLOUT = insert(
-    rollouts,
-    "id",
-    "run_id",
-    "group_id",
-    "task_id",
-    "place",
-    "purpose",
-    "step",
-    "state",
-    "position",
-    "attempts",
-    "max_attempts",
-    "created",
-)
+_ADD_GROUP = insert(groups)
+_ADD_ROLLOUT = insert(rollouts, "step")
 _HEAD = Statement(select(func.min(rollouts.c.position)).where(QUEUED))
 _next = (
     select(rollouts, tasks.c.input, runs.c.settings)
@@ -200,23 +186,10 @@ _NEXT_OF_RUN = Statement(_next.where(rollouts.c.run_id == bindparam("run")))
 _LEASE_ROLLOUT = Statement(
     update(rollouts).where(rollouts.c.id == bindparam("rollout")).values(state="running", attempts=bindparam("number"))
 )
-_ADD_ATTEMPT = insert(
-    attempts,
-    "id",
-    "run_id",
-    "rollout_id",
-    "number",
-    "worker",
-    "pool",
-    "lease_s",
-    "started",
-    "expires",
-    "calls",
-    "tokens",
-)
+_ADD_ATTEMPT = insert(attempts, "pool")
 _REQUEUE = Statement(
     update(rollouts)
     .where(rollouts.c.id == bindparam("rollout"))
     .values(state="queued", position=bindparam("head"), not_before=bindparam("earliest"), alone=bindparam("separate"))
 )
-_SEEN = insert_or_update(workers, "id", "seen")
+_SEEN = insert_or_update(workers)

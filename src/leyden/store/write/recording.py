@@ -218,28 +218,14 @@ _ATTEMPT = Statement(
         _this_attempt, attempts.c.run_id == bindparam("run")
     )
 )
-_ADD_CALL = insert_new(
-    calls,
-    "attempt_id",
-    "id",
-    "parent",
-    "kept_ids",
-    "kept_messages",
-    "length",
-    "turns",
-    "sampled",
-    "prompt_ids",
-    "completion_ids",
-    "logprobs",
-    "body",
-)
+_ADD_CALL = insert_new(calls, "parent", "logprobs")
 _CALL = Statement(select(calls).where(*_this_call))
 _LENGTH = Statement(select(calls.c.length, calls.c.turns).where(*_this_call))
 _LATEST_CALL = Statement(
     select(calls.c.id).where(calls.c.attempt_id == bindparam("attempt")).order_by(calls.c.seq.desc()).limit(1)
 )
-_ADD_SPAN = insert_new(spans, "attempt_id", "id", "body")
-_ADD_REWARD = insert_new(rewards, "attempt_id", "id", "kind", "source", "body")
+_ADD_SPAN = insert_new(spans)
+_ADD_REWARD = insert_new(rewards)
 _REWARD = Statement(select(rewards.c.body).where(_of_attempt, rewards.c.id == bindparam("reward")))
 _FINAL_REWARDS = Statement(select(rewards.c.body).where(_of_attempt, _final).order_by(rewards.c.seq))
 _OTHER_SOURCE = Statement(
@@ -257,9 +243,7 @@ _MARK_ROLLOUT_SUCCEEDED = Statement(
     )
     .values(_succeeded)
 )
-_PUT_CREDIT = insert_or_update(
-    credits, "attempt_id", "call_id", "policy", "step", "value", "advantage", "weight", "tokens", "excluded"
-)
+_PUT_CREDIT = insert_or_update(credits, "value", "advantage", "weight")
 _SET_ROLLOUT_REWARD = Statement(
     update(rollouts)
     .where(
@@ -269,7 +253,7 @@ _SET_ROLLOUT_REWARD = Statement(
     )
     .values(reward=bindparam("total"))
 )
-_ADD_ROLE = insert_new(roles, "run_id", "role", "rollout_id")
+_ADD_ROLE = insert_new(roles)
 
 
 def _one_metric(table: FromClause) -> tuple[ColumnElement[bool], ...]:
@@ -284,6 +268,6 @@ def _one_metric(table: FromClause) -> tuple[ColumnElement[bool], ...]:
 _all_metrics = metrics.alias()
 _newest = select(func.max(_all_metrics.c.seq)).where(*_one_metric(_all_metrics)).scalar_subquery()
 _DELETE_OLDER_METRICS = Statement(delete(metrics).where(*_one_metric(metrics), metrics.c.seq < _newest))
-_DELETE_RESPONSE = insert_new(deleted_responses, "attempt_id", "call_id")
-_ADD_METRIC = insert(metrics, "run_id", "policy", "step", "name", "value", "at")
-_ADD_VERSION = insert_new(versions, "run_id", "policy", "number", "at")
+_DELETE_RESPONSE = insert_new(deleted_responses)
+_ADD_METRIC = insert(metrics)
+_ADD_VERSION = insert_new(versions)

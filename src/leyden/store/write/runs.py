@@ -59,7 +59,7 @@ def _delete_from(table: Table, key: Column[object], *conditions: ColumnElement[b
 
 
 _RUN = Statement(select(runs).where(runs.c.id == bindparam("run")))
-_ADD_RUN = insert(runs, "id", "state", "settings", "config", "created")
+_ADD_RUN = insert(runs)
 _HIDE = Statement(update(runs).where(runs.c.id == bindparam("run")).values(state="deleting"))
 _UNFINISHED_GROUPS = Statement(
     select(groups.c.id).where(groups.c.run_id == bindparam("run"), groups.c.finished.is_(None))

@@ -139,7 +139,7 @@ _this = scorings.c.group_id == bindparam("group")
 _leased = scorings.c.expires.is_not(None)
 _no_reward: dict[str, Any] = {"ending": str(Ending.NO_REWARD), "message": bindparam("with_message")}
 
-_ADD_PENDING = insert_new(scorings, "group_id", "run_id", "number", "lost")
+_ADD_PENDING = insert_new(scorings)
 _READY = Statement(update(scorings).where(_this).values(ready=bindparam("now")))
 _next = (
     select(groups, scorings.c.number, runs.c.settings)

@@ -102,27 +102,32 @@ class Statement:
         return compiled
 
 
-def insert(table: Table, *columns: str) -> Statement:
-    """Insert a row of these columns."""
-    return Statement(lambda dialect: _insert(dialect, table, columns))
+def insert(table: Table, *more: str) -> Statement:
+    """Insert a row of the columns that a row must have, and of these."""
+    return Statement(lambda dialect: _insert(dialect, table, more))
 
 
-def insert_new(table: Table, *columns: str) -> Statement:
-    """Insert a row of these columns unless it exists; only new rows count as affected."""
-    return Statement(lambda dialect: _insert(dialect, table, columns).on_conflict_do_nothing())
+def insert_new(table: Table, *more: str) -> Statement:
+    """Insert a row as `insert` does unless it exists; only new rows count as affected."""
+    return Statement(lambda dialect: _insert(dialect, table, more).on_conflict_do_nothing())
 
 
-def insert_or_update(table: Table, *columns: str) -> Statement:
-    """Insert a row of these columns, or overwrite the one with its primary key."""
+def insert_or_update(table: Table, *more: str) -> Statement:
+    """Insert a row as `insert` does, or overwrite the one with its primary key."""
 
     def clause(dialect: str) -> Any:
-        statement = _insert(dialect, table, columns)
+        statement = _insert(dialect, table, more)
         keys = {column.name for column in table.primary_key}
-        others = {name: statement.excluded[name] for name in columns if name not in keys}
+        others = {name: statement.excluded[name] for name in _columns(table, more) if name not in keys}
         return statement.on_conflict_do_update(index_elements=sorted(keys), set_=others)
 
     return Statement(clause)
 
 
-def _insert(dialect: str, table: Table, columns: tuple[str, ...]) -> Any:
-    return _INSERTS[dialect](table).values({name: bindparam(name) for name in columns}).inline()
+def _insert(dialect: str, table: Table, more: tuple[str, ...]) -> Any:
+    return _INSERTS[dialect](table).values({name: bindparam(name) for name in _columns(table, more)}).inline()
+
+
+def _columns(table: Table, more: tuple[str, ...]) -> tuple[str, ...]:
+    required = (column for column in table.columns if not column.nullable and column.server_default is None)
+    return (*(column.name for column in required if column is not table.autoincrement_column), *more)

@@ -69,7 +69,7 @@ class Transaction:
 
 
 _LAST_EVENT = Statement(select(func.max(events.c.seq)))
-_ADD_EVENT = insert(events, "seq", "run_id", "kind", "subject", "at", "data")
+_ADD_EVENT = insert(events)
 
 
 def _is_database_error(error: Exception) -> bool:
