@@ -1,8 +1,12 @@
-"""Tasks that run in the background. One that fails logs its traceback at once, even if nothing awaits it."""
+"""Tasks that run in the background, and waiting for events.
+
+A task that fails logs its traceback at once, even if nothing awaits it.
+"""
 
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -15,6 +19,17 @@ def start_background(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(_log_failure)
     return task
+
+
+async def wait_set(event: asyncio.Event, timeout_s: float | None) -> bool:
+    """Wait until an event is set, but not longer than a time; return whether it is set.
+
+    Unlike `asyncio.wait_for`, it cannot lose a cancellation that comes with the event.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    return event.is_set()
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

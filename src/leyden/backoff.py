@@ -2,8 +2,12 @@
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from msgspec import Struct
+
+T = TypeVar("T")
 
 
 class Backoff(Struct, frozen=True):
@@ -23,3 +27,14 @@ class Backoff(Struct, frozen=True):
     async def wait(self, failures: int) -> None:
         """Sleep for `delay_s`."""
         await asyncio.sleep(self.delay_s(failures))
+
+    async def retry(
+        self, work: Callable[[], Awaitable[T]], tries: int, on: type[Exception] | tuple[type[Exception], ...]
+    ) -> T:
+        """Return what `work` returns. It is called again when it raises one of `on`, so many times in all."""
+        for failures in range(1, tries):
+            try:
+                return await work()
+            except on:
+                await self.wait(failures)
+        return await work()

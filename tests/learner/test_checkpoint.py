@@ -18,7 +18,7 @@ from leyden.learner.policy import Policy
 from leyden.learner.protocol import OldLogprobs, TrainerState
 from leyden.models.source import ModelSource
 from leyden.records import DEFAULT_POLICY
-from leyden.runs.checkpoint_folders import checkpoint_policies, checkpoint_steps, latest_checkpoint
+from leyden.runs.checkpoint_files import checkpoint_policies, checkpoint_steps, latest_checkpoint
 
 SPARK = ModelSource("spark", Path(__file__).parents[2] / "src/leyden/models/spark")
 KEEP_ONE = CheckpointConfig(keep=1)

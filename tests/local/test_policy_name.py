@@ -15,7 +15,7 @@ from leyden.api.views import SeriesQuery
 from leyden.config import ConfigError, read_config
 from leyden.learner.checkpoint import read_state
 from leyden.local.serve import find_served
-from leyden.runs.checkpoint_folders import checkpoint_steps
+from leyden.runs.checkpoint_files import checkpoint_steps
 from leyden.store.database import Database
 from leyden.store.read import queries, views
 

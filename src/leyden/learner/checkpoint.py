@@ -26,8 +26,14 @@ from leyden.learner.protocol import TrainerState
 from leyden.models.source import ModelSource
 from leyden.rendering.known_models import remember_known_model
 from leyden.rendering.tokenizer import RENDERER_FILE
-from leyden.runs.checkpoint_files import find_damage, write_checksums
-from leyden.runs.checkpoint_folders import STATE_FILE, checkpoint_folder, checkpoint_steps, latest_checkpoint
+from leyden.runs.checkpoint_files import (
+    STATE_FILE,
+    checkpoint_folder,
+    checkpoint_steps,
+    find_damage,
+    latest_checkpoint,
+    write_checksums,
+)
 
 _OPTIMISER = "optimiser.safetensors"
 _EXTRA = "beside.safetensors"

@@ -43,7 +43,7 @@ from leyden.orchestrator.rollouts.tasks import Tasks, read_tasks
 from leyden.process.resources import usable_cores
 from leyden.records import DEFAULT_POLICY
 from leyden.rl.registry import unused_settings
-from leyden.runs.checkpoint_folders import latest_checkpoint
+from leyden.runs.checkpoint_files import latest_checkpoint
 from leyden.runs.run_folder import RunFolder, stored_config
 from leyden.store.database import Database
 from leyden.store.read import queries

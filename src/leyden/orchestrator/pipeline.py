@@ -26,7 +26,7 @@ from leyden.orchestrator.rollouts.step_rollouts import StepRollouts
 from leyden.orchestrator.rollouts.tasks import Tasks
 from leyden.orchestrator.saving import Saver
 from leyden.orchestrator.updates import UpdateBuilder
-from leyden.runs.checkpoint_folders import checkpoint_folder
+from leyden.runs.checkpoint_files import checkpoint_folder
 from leyden.runs.run_folder import RunFolder
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 from sqlalchemy import select
 
-from leyden.runs.checkpoint_files import find_damage
-from leyden.runs.checkpoint_folders import checkpoint_folder, checkpoint_policies, checkpoint_steps
+from leyden.runs.checkpoint_files import checkpoint_folder, checkpoint_policies, checkpoint_steps, find_damage
 from leyden.store import schema
 from leyden.store.database import Database
 from leyden.store.errors import StoreUnusable

@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 from leyden.config import ConfigError
-from leyden.runs.checkpoint_files import read_best_steps
-from leyden.runs.checkpoint_folders import STATE_FILE, checkpoint_folder, checkpoint_policies, checkpoint_steps
+from leyden.runs.checkpoint_files import (
+    STATE_FILE,
+    checkpoint_folder,
+    checkpoint_policies,
+    checkpoint_steps,
+    read_best_steps,
+)
 from leyden.runs.run_folder import RunFolder, folder_size
 from leyden.runs.run_names import own_run
 from leyden.store.read import queries

@@ -23,7 +23,7 @@ from leyden.api.wire import (
     Lease,
     Scores,
 )
-from leyden.background import start_background
+from leyden.background import start_background, wait_set
 from leyden.outcomes import Ending, Outcome
 from leyden.records import EventKind
 from leyden.store import schema
@@ -127,9 +127,7 @@ class Store:
                 left = deadline - time.monotonic()
                 if found or left <= 0 or self.notifications.closed:
                     return EventLog(tuple(found), found[-1].seq if found else cursor.after)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(left):  # wait_for would lose a cancellation that arrives with the event
-                        await woken.wait()
+                await wait_set(woken, left)
 
     # Writing
 
@@ -211,9 +209,7 @@ class Store:
                 left = deadline - time.monotonic()
                 if found or left <= 0 or self.notifications.closed:
                     return found
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(left):  # wait_for would lose a cancellation that arrives with the event
-                        await woken.wait()
+                await wait_set(woken, left)
 
     async def expire_loop(self) -> None:
         """End leases as they expire, for as long as the store is open; see `LeaseExpiry`."""

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from leyden.client.tracing.import_hook import when_imported
+from leyden.client.tracing.propagation import when_imported
 
 
 def test_a_hook_waits_for_its_module_and_sees_it_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

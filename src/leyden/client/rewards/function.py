@@ -82,15 +82,14 @@ class RewardFunction:
 
     async def _call_with_retries(self, available: Mapping[str, Any], parse: Callable[[Any], T]) -> T:
         arguments = {name: available[name] for name in (*self._names, *self.services)}
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                return parse(await self._try(arguments))
-            except (_RewardFailed, NotAReward) as failed:
-                if tries == self._tries:
-                    raise NoReward(str(failed)) from failed
-            await _BACKOFF.wait(tries)
+
+        async def call() -> T:
+            return parse(await self._try(arguments))
+
+        try:
+            return await _BACKOFF.retry(call, self._tries, (_RewardFailed, NotAReward))
+        except (_RewardFailed, NotAReward) as failed:
+            raise NoReward(str(failed)) from failed
 
     async def _try(self, arguments: dict[str, Any]) -> Any:
         try:

@@ -9,6 +9,7 @@ import logging
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from subprocess import PIPE, STDOUT
 from typing import Any, Self
 
@@ -103,18 +104,13 @@ class HostProcess:
         A process that dies while it loads the agent is started again; raises `LoadError` when that happens repeatedly.
         With `keep_output`, output is kept for `output()` instead of going to the worker's own output.
         """
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                host = await cls._try_start(module, setup, keep_output)
-            except HostDied as died:
-                if tries == _MAX_START_TRIES:
-                    raise LoadError(f"{setup.agent!r} cannot be loaded: its process died ({died})") from died
-                await _START_BACKOFF.wait(tries)
-            else:
-                host.pool, host.stop_timeout_s = pool, stop_timeout_s
-                return host
+        start = partial(cls._try_start, module, setup, keep_output)
+        try:
+            host = await _START_BACKOFF.retry(start, _MAX_START_TRIES, HostDied)
+        except HostDied as died:
+            raise LoadError(f"{setup.agent!r} cannot be loaded: its process died ({died})") from died
+        host.pool, host.stop_timeout_s = pool, stop_timeout_s
+        return host
 
     @classmethod
     async def _try_start(cls, module: str, setup: HostSetup, keep_output: bool) -> Self:

@@ -8,11 +8,10 @@ runner is closed, and attempts that still run in it are lost.
 import asyncio
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 
 from msgspec.structs import replace
 
-from leyden.background import start_background
+from leyden.background import start_background, wait_set
 from leyden.client.attempt.active_attempt import ActiveAttempt, TimeLimit, TimeOut
 from leyden.client.host_protocol import AttemptEnd, StepReward, StopReply
 from leyden.client.runners.factory import Runner
@@ -172,9 +171,7 @@ class RunnerSupervisor:
                 self._blocker = await self.runner.find_blocker() if self._unresponsive else None
                 return
             self._changed.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(None if over else deadline):
-                    await self._changed.wait()
+            await wait_set(self._changed, None if over else deadline - asyncio.get_running_loop().time())
 
     async def _close(self, died: bool) -> None:
         await self.runner.close(kill=self._unresponsive)

@@ -75,16 +75,11 @@ class ServicePool:
         await asyncio.gather(*(self._close(service) for service in idle if service is not None))
 
     async def _start_with_retries(self) -> Service:
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                return await self._start()
-            except Exception as error:
-                if tries == _MAX_START_TRIES:
-                    reason = str(error) if isinstance(error, ServiceFailed) else describe(error)
-                    raise ServiceFailed(f"service {self._name!r} cannot be started: {reason}") from error
-            await _START_BACKOFF.wait(tries)
+        try:
+            return await _START_BACKOFF.retry(self._start, _MAX_START_TRIES, Exception)
+        except Exception as error:
+            reason = str(error) if isinstance(error, ServiceFailed) else describe(error)
+            raise ServiceFailed(f"service {self._name!r} cannot be started: {reason}") from error
 
     async def _is_healthy(self, service: Service) -> bool:
         try:

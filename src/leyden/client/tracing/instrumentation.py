@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from leyden.client.tracing import context
-from leyden.client.tracing.import_hook import when_imported
+from leyden.client.tracing.propagation import when_imported
 
 _log = logging.getLogger("leyden.host")
 

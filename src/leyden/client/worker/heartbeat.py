@@ -1,10 +1,10 @@
 """Keeps the leases of a worker's attempts alive."""
 
 import asyncio
-from contextlib import suppress
 
 from leyden.api.retrying import RetryingRemote
 from leyden.api.wire import HeartbeatRequest
+from leyden.background import wait_set
 from leyden.client.attempt.active_attempt import ActiveAttempt
 
 
@@ -38,18 +38,13 @@ class Heartbeat:
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no attempt is tracked; return whether that was so before the timeout."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        return not self._attempts
+        return await wait_set(self._idle, timeout_s)
 
     async def run(self) -> None:
         """Send heartbeats until cancelled."""
         while True:
             self._moved.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(self._next_s):  # wait_for would lose a cancellation that comes with it
-                    await self._moved.wait()
+            if await wait_set(self._moved, self._next_s and self._next_s - asyncio.get_running_loop().time()):
                 continue
             self._next_s = None
             if self._attempts:

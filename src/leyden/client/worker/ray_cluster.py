@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden.api.client import RemoteError
+from leyden.background import wait_set
 from leyden.backoff import Backoff
 from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.worker import work
@@ -115,9 +116,7 @@ class RayWorkers:
         try:
             while not stop.is_set():
                 self._update(await asyncio.to_thread(self._nodes))
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_POLL_S):  # wait_for would lose a cancellation that comes with the event
-                        await stop.wait()
+                await wait_set(stop, _POLL_S)
         finally:
             self._stopping = True
             await asyncio.gather(*map(self._stop_node, list(self._keepers)))

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from sqlalchemy.exc import DBAPIError
 
 from leyden.api.views import EngineReport, EngineView
-from leyden.background import start_background
+from leyden.background import start_background, wait_set
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.service import ServerContext
 from leyden.store.files.engine_file import remove_report, write_report
@@ -95,6 +95,4 @@ async def _write(service: ServerContext, home: Path, stop: asyncio.Event) -> Non
             if report.at - last.at > _REPEAT_S or replace(report, at=last.at) != last:
                 await asyncio.to_thread(write_report, home, report)
                 last = report
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_INTERVAL_S):
-                await stop.wait()
+        await wait_set(stop, _INTERVAL_S)

@@ -9,7 +9,7 @@ from leyden.api.wire import ListedRollout, RolloutDetail
 from leyden.episodes import Episode
 from leyden.records import Call, CallCredit, StepCredits
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
-from leyden.runs.checkpoint_folders import latest_checkpoint
+from leyden.runs.checkpoint_files import latest_checkpoint
 from leyden.server.service import ServerContext
 
 

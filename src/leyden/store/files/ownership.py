@@ -3,7 +3,7 @@
 SQLite goes on writing to files that were deleted, moved or replaced, so that commits succeed and are lost. So the files
 are compared with those that were opened after each commit, before anything is acknowledged.
 
-The connection for writing to PostgreSQL holds an advisory lock for as long as it lives. A transaction on it is under the
+The connection for writing to PostgreSQL holds an advisory lock as long as it lives. A transaction on it is under the
 lock; with the connection the lock is lost too, and a new connection writes nothing before it has the lock again. If
 another server had it meanwhile, what this one has in memory (active attempts, and so valid keys) is no longer true, and
 it must end: each server leaves its own mark in the store.

@@ -8,10 +8,9 @@ its full time again before any expires.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Protocol
 
-from leyden.background import start_background
+from leyden.background import start_background, wait_set
 from leyden.records import Event, EventKind
 
 _log = logging.getLogger("leyden.store")
@@ -80,9 +79,7 @@ class LeaseExpiry:
                 self._sooner.clear()
                 if not await self._without_failing(self._expire_due):
                     self._planned = self._clock() + 1.0
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._planned and self._planned - self._clock()):
-                        await self._sooner.wait()
+                await wait_set(self._sooner, self._planned and self._planned - self._clock())
         finally:
             detecting.cancel()
 
