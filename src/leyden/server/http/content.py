@@ -13,7 +13,7 @@ from starlette.types import Receive
 from leyden.records import ID_PATTERN, ID_RULE
 from leyden.server.http.body_budget import BodyReservation
 from leyden.server.http.errors import ApiError
-from leyden.server.http.expansion import MAX_UNCOUNTED_BYTES, TooManyValues, check_json, check_msgpack
+from leyden.server.http.expansion import MAX_UNCOUNTED_BYTES, TooManyValues, check_json
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -97,12 +97,18 @@ def decode(data: bytes, content_type: str, wanted: Any) -> Any:
 
 
 async def check_values(data: bytes, content_type: str) -> None:
-    """Raise an error if a body that is decoded as this content type would expand to too many objects."""
-    if len(data) > MAX_UNCOUNTED_BYTES:
-        try:
-            await asyncio.to_thread(check_msgpack if media_type(content_type) == MSGPACK else check_json, data)
-        except TooManyValues as error:
-            raise ApiError(413, "too_large", str(error)) from error
+    """Raise an error if a body that is decoded as this content type would expand to too many objects.
+
+    MessagePack, which only workers and trainers send, is not counted but limited in size.
+    """
+    if len(data) <= MAX_UNCOUNTED_BYTES:
+        return
+    if media_type(content_type) == MSGPACK:
+        raise ApiError(413, "too_large", f"more than {MAX_UNCOUNTED_BYTES} bytes of {MSGPACK}: send it as {JSON}")
+    try:
+        await asyncio.to_thread(check_json, data)
+    except TooManyValues as error:
+        raise ApiError(413, "too_large", str(error)) from error
 
 
 def decode_query(query: bytes, wanted: Any) -> Any:

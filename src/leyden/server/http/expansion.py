@@ -10,21 +10,11 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor
 
 MAX_VALUES = 250_000
-"""Fields of a protobuf message, values of a MessagePack document, or strings and separators of a JSON document:
-thousands of spans or messages."""
+"""Fields of a protobuf message, or strings and separators of a JSON document: thousands of spans or messages."""
 MAX_UNCOUNTED_BYTES = MAX_VALUES
 """A body of this size cannot hold too many values."""
 _MAX_DEPTH = 100
 _STRUCTURE = (b"{", b"[", b",")
-_MSGPACK_SIZED = {first + n: (1 << n, int(first == 0xC7)) for first in (0xC4, 0xC7, 0xD9) for n in range(3)}
-"""First bytes of byte strings, extensions and strings: how many bytes have the length, and the type after it."""
-_MSGPACK_FIXED = {
-    first + n: size
-    for first, sizes in ((0xCA, (4, 8)), (0xCC, (1, 2, 4, 8)), (0xD0, (1, 2, 4, 8)), (0xD4, (2, 3, 5, 9, 17)))
-    for n, size in enumerate(sizes)
-} | {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
-"""First bytes of floats, integers and short extensions, and of arrays and maps: how many bytes have the value, or the
-number of items."""
 
 
 class TooManyValues(ValueError):
@@ -52,28 +42,6 @@ def check_json(data: bytes) -> None:
 
 def _structure(data: bytes, start: int, end: int) -> int:
     return sum(data.count(mark, start, end) for mark in _STRUCTURE)
-
-
-def check_msgpack(data: bytes) -> None:
-    """Raise `TooManyValues` if a MessagePack document has too many, keys and values of maps included.
-
-    What an array or a map holds follows it, so one pass counts everything. Bytes that are no document are counted
-    somehow: the decoder refuses them.
-    """
-    count = at = 0
-    while at < len(data):
-        count += 1
-        if count > MAX_VALUES:
-            raise TooManyValues
-        first = data[at]
-        at += 1
-        if 0xA0 <= first <= 0xBF:  # a short string
-            at += first & 31
-        elif first in _MSGPACK_SIZED:
-            size, more = _MSGPACK_SIZED[first]
-            at += size + more + int.from_bytes(data[at : at + size])
-        else:
-            at += _MSGPACK_FIXED.get(first, 0)
 
 
 def check_protobuf(data: bytes, message: Descriptor) -> None:
