@@ -27,8 +27,8 @@ async def _check(options: argparse.Namespace) -> None:
     else:
         console = stdout_console()
         for part in parts:
-            console.print(f"{part.name}: {part.detail}", highlight=False, soft_wrap=True, markup=False)
+            console.print(f"{part.name}: {part.detail}", soft_wrap=True, markup=False)
             for problem in part.problems:
-                console.print(f"  {problem}", highlight=False, soft_wrap=True, markup=False)
+                console.print(f"  {problem}", soft_wrap=True, markup=False)
     if damaged := [part.name for part in parts if part.problems]:
         raise ConfigError(f"damaged: {', '.join(damaged)}")

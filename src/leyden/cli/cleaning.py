@@ -54,7 +54,7 @@ async def _delete(options: argparse.Namespace) -> None:
         print_json({"run": options.name, "freed_bytes": size})
         return
     freed = "" if size is None else f", {format_bytes(size)} are free"
-    stdout_console().print(f"{options.name} is deleted{freed}", highlight=False, soft_wrap=True)
+    stdout_console().print(f"{options.name} is deleted{freed}", soft_wrap=True)
 
 
 def _confirmed(name: str) -> bool:
@@ -70,4 +70,4 @@ async def _prune(options: argparse.Namespace) -> None:
         print_json(freed)
         return
     for name, size in freed.items():
-        stdout_console().print(f"{name}: {format_bytes(size)} are free", highlight=False, soft_wrap=True)
+        stdout_console().print(f"{name}: {format_bytes(size)} are free", soft_wrap=True)

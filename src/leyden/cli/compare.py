@@ -55,11 +55,10 @@ async def _compare(options: argparse.Namespace) -> None:
     for one in (first, second):
         if (mean := estimate({task: one.rewards[task] for task in both})) is not None:
             reward, rollouts = with_error(mean.mean, mean.error), plural(mean.rollouts, "rollout")
-            console.print(f"{one.name}: reward {reward} ({rollouts})", highlight=False, soft_wrap=True)
+            console.print(f"{one.name}: reward {reward} ({rollouts})", soft_wrap=True)
     error = f" ± {result.error:.3f}" if result.error is not None else ""
     left = f"; {plural(result.unmatched, 'task')} of only one of them left out" if result.unmatched else ""
     console.print(
         f"difference [bold]{result.difference:+.3f}{error}[/], in pairs over {plural(result.tasks, 'task')}{left}",
-        highlight=False,
         soft_wrap=True,
     )

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 def print_report(console: Console, report: "DevReport", episodes: Sequence[Episode]) -> None:
     """Print a report and the first of its episodes."""
     if episodes:
-        console.print(
-            f"[bold]one of {plural(report.rollouts, 'rollout')}[/]  ({episodes[0].rollout.id})", highlight=False
-        )
-        console.print(transcript(episodes[0], report.failure_reward), highlight=False, soft_wrap=True)
+        console.print(f"[bold]one of {plural(report.rollouts, 'rollout')}[/]  ({episodes[0].rollout.id})")
+        console.print(transcript(episodes[0], report.failure_reward), soft_wrap=True)
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
@@ -53,15 +51,15 @@ def print_report(console: Console, report: "DevReport", episodes: Sequence[Episo
         table.add_row(name, value)
     print_table(console, table)
     for message, count in report.messages.items():
-        console.print(f"[yellow]{count} × {escape(message)}[/]", highlight=False, soft_wrap=True)
+        console.print(f"[yellow]{count} × {escape(message)}[/]", soft_wrap=True)
     if report.groups_flat and report.failures < len(report.rewards):
         flat = f"{report.groups_flat} of {report.groups} groups flat"
-        console.print(f"[yellow]{flat}: a group with equal rewards has no learning signal[/]", highlight=False)
+        console.print(f"[yellow]{flat}: a group with equal rewards has no learning signal[/]")
     if report.position_bias:
-        console.print(f"[yellow]{escape(report.position_bias)}[/]", highlight=False, soft_wrap=True)
+        console.print(f"[yellow]{escape(report.position_bias)}[/]", soft_wrap=True)
     home = report.folder.parent
     where = "" if home == default_home().absolute() else f" --home {home}"
-    console.print(f"leyden show {report.run}{where}", highlight=False, soft_wrap=True)
+    console.print(f"leyden show {report.run}{where}", soft_wrap=True)
 
 
 def transcript(episode: Episode, failure_reward: float) -> str:

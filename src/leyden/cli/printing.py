@@ -40,8 +40,8 @@ def format_bytes(size: int) -> str:
 
 
 def stdout_console() -> Console:
-    """Return a console on stdout; it wraps lines only on a terminal."""
-    return Console(soft_wrap=not sys.stdout.isatty())
+    """Return a console on stdout; it wraps lines only on a terminal, and colours only what is marked up."""
+    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
 
 
 def print_table(console: Console, table: Table) -> None:

@@ -121,7 +121,7 @@ def _print(console: Console, done: Sequence[RescoredRollout], source: str, dry: 
     for error in list(dict.fromkeys(one.error for one in done if one.error))[:_SHOWN_ERRORS]:
         console.print(Text(error, style="yellow"))
     note = "nothing was written" if dry else f"the new rewards (source {source!r}) are in effect; the old ones are kept"
-    console.print(note, highlight=False)
+    console.print(note)
 
 
 def _mean(values: Sequence[float | None]) -> str:

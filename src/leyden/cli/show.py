@@ -89,7 +89,6 @@ async def _runs(options: argparse.Namespace) -> None:
     console.print(
         "reward: of the last evaluation (held-out), or of the last step (training), or of all rollouts (dev), ± its "
         "standard error; of: how many rollouts it is the mean of",
-        highlight=False,
         soft_wrap=True,
     )
 
@@ -136,15 +135,15 @@ async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
     found = "no reward" if of == "-" else f"reward {reward} ({of} {rollouts})"
     found += "" if best == "-" else f", best {best}"
     sampled = f"{plural(summary.calls, 'call')}, {plural(summary.tokens, 'sampled token')}"
-    console.print(f"{sampled}, {found}", highlight=False, soft_wrap=True)
+    console.print(f"{sampled}, {found}", soft_wrap=True)
     settings = msgspec.to_builtins(run.settings)
-    console.print("settings  " + ", ".join(f"{name} = {value}" for name, value in settings.items()), highlight=False)
+    console.print("settings  " + ", ".join(f"{name} = {value}" for name, value in settings.items()))
     print_table(console, _rollouts(listed, _is_interrupted(source)))
     if filtered:
         onward = f" (--limit {total} shows all)" if len(listed) < total else ""
-        console.print(f"{len(listed)} of {total} that match{onward}", highlight=False)
+        console.print(f"{len(listed)} of {total} that match{onward}")
     elif len(listed) == options.limit:
-        console.print(f"more: leyden show {run.id} --after {listed[-1].id}", highlight=False, soft_wrap=True)
+        console.print(f"more: leyden show {run.id} --after {listed[-1].id}", soft_wrap=True)
 
 
 async def _search(
@@ -232,11 +231,11 @@ def _print_head(console: Console, detail: RolloutDetail, interrupted: bool) -> N
 
 def _print_episode(console: Console, episode: Episode, credits: Sequence[StepCredits]) -> None:
     attempt = episode.attempt
-    console.print(f"worker {attempt.worker}, started {_time(attempt.started)}", highlight=False, soft_wrap=True)
+    console.print(f"worker {attempt.worker}, started {_time(attempt.started)}", soft_wrap=True)
     if attempt.outcome and attempt.outcome.message:
         console.print(Text(_plain(attempt.outcome.message)))
     for call in episode.calls:
-        console.print(f"[bold]call {call.id}[/]  {_facts(episode, call)}", highlight=False, soft_wrap=True)
+        console.print(f"[bold]call {call.id}[/]  {_facts(episode, call)}", soft_wrap=True)
         for message in call.messages:
             console.print(Text("  > " + _message(message)))
         if call.response is not None:
@@ -250,7 +249,6 @@ def _print_episode(console: Console, episode: Episode, credits: Sequence[StepCre
         console.print(
             f"{reward.kind} reward {escape(reward.name)} = {reward.value:g} (weight {reward.weight:g}) for {owner}, "
             f"from {escape(reward.source)}{'' if reward in episode.effective_rewards else ', replaced'}",
-            highlight=False,
             soft_wrap=True,
         )
     if episode.spans:
@@ -265,7 +263,7 @@ def _print_output(console: Console, output: str) -> None:
     lines = _plain(output).rstrip("\n").split("\n")
     kept = lines[-_OUTPUT_LINES:]
     missing = f" (the last {len(kept)} of {len(lines)} lines; --json has all)" if len(kept) < len(lines) else ""
-    console.print(f"[bold]output[/]{missing}", highlight=False)
+    console.print(f"[bold]output[/]{missing}")
     for line in kept:
         console.print(Text("  | " + (line if len(line) <= _MAX_LINE_LENGTH else f"{line[:_MAX_LINE_LENGTH]}...")))
 

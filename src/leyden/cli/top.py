@@ -72,7 +72,7 @@ async def _top(options: argparse.Namespace) -> None:
             view = await _view(watched, options.name)
             print_table(console, _table(view))
             for line in _lines(view):
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
+                console.print(line, markup=False, soft_wrap=True)
             return
         with Live(_draw(await _view(watched, options.name)), console=console, screen=True, auto_refresh=False) as live:
             while True:

@@ -157,25 +157,25 @@ async def _train(options: argparse.Namespace) -> None:
 def _print_result(trained: "TrainingResult", options: argparse.Namespace) -> None:
     console = stdout_console()
     if trained.before is not None:
-        console.print(_learned(trained), highlight=False, soft_wrap=True)
+        console.print(_learned(trained), soft_wrap=True)
     if trained.best is not None and trained.best_step:
         optimistic = "optimistic, because this step was chosen by it; `test` tasks give an unbiased one"
         best = f"held-out reward {with_error(trained.best, trained.best_error)} ({optimistic})"
-        console.print(f"best checkpoint: step {trained.best_step}, {best}", highlight=False, soft_wrap=True)
+        console.print(f"best checkpoint: step {trained.best_step}, {best}", soft_wrap=True)
     if trained.test is not None:
         test, why = with_error(trained.test, trained.test_error), ""
         if trained.best_step == 0:
             test, why = f"{test} of the model before training", ": no checkpoint was better on the held-out tasks"
-        console.print(f"test reward {test}, measured once{why}", highlight=False, soft_wrap=True)
+        console.print(f"test reward {test}, measured once{why}", soft_wrap=True)
     if trained.standstill is not None:
-        console.print(f"[yellow]{escape(trained.standstill)}[/]", highlight=False, soft_wrap=True)
+        console.print(f"[yellow]{escape(trained.standstill)}[/]", soft_wrap=True)
     if trained.step < trained.steps:
         state = f"stopped at step {trained.step} of {trained.steps}"
     else:
         state = "is done" if trained.updates or not trained.steps else "ended without an update"
-    console.print(f"run [bold]{trained.run}[/] {state}: {trained.folder}", highlight=False, soft_wrap=True)
+    console.print(f"run [bold]{trained.run}[/] {state}: {trained.folder}", soft_wrap=True)
     if trained.step < trained.steps:
-        console.print(f"continue with: {resume_command(options)}", highlight=False, soft_wrap=True)
+        console.print(f"continue with: {resume_command(options)}", soft_wrap=True)
 
 
 def _learned(trained: "TrainingResult") -> str:
@@ -231,7 +231,6 @@ async def _eval(options: argparse.Namespace) -> None:
     solved = "".join(f", pass@{k} {share:.3f}" for k, share in done.pass_at.items())
     stdout_console().print(
         f"{done.model} on {plural(done.tasks, 'task')}: reward [bold]{reward}[/]{solved} ({outcomes})\n{done.folder}",
-        highlight=False,
         soft_wrap=True,
     )
 
@@ -267,4 +266,4 @@ async def _export(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"checkpoint": checkpoint, "to": options.to})
     else:
-        stdout_console().print(f"{checkpoint} is now {options.to}", highlight=False, soft_wrap=True)
+        stdout_console().print(f"{checkpoint} is now {options.to}", soft_wrap=True)

@@ -4,29 +4,15 @@ Imports neither torch nor another package. A `Config` is complete and valid by i
 the agent that it names exist is checked by the code that uses them, before any work starts.
 """
 
-from leyden.config.reading import (
-    ConfigError,
-    document_to_toml,
-    override,
-    read_config,
-    read_file,
-    to_toml,
-)
+from leyden.config.reading import ConfigError, document_to_toml, override, read_config, read_file, to_toml
 from leyden.config.schema import (
     AdapterConfig,
     AlgorithmConfig,
     CheckpointConfig,
     Config,
     EngineConfig,
-    EvaluationConfig,
     Hyperparameters,
-    RolloutConfig,
-    SamplingConfig,
-    ServerConfig,
-    ServiceConfig,
-    SignalsConfig,
     TrainingConfig,
-    WorkerConfig,
 )
 
 __all__ = [
@@ -36,15 +22,8 @@ __all__ = [
     "Config",
     "ConfigError",
     "EngineConfig",
-    "EvaluationConfig",
     "Hyperparameters",
-    "RolloutConfig",
-    "SamplingConfig",
-    "ServerConfig",
-    "ServiceConfig",
-    "SignalsConfig",
     "TrainingConfig",
-    "WorkerConfig",
     "document_to_toml",
     "override",
     "read_config",

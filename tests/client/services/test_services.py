@@ -17,7 +17,7 @@ from leyden.backoff import Backoff
 from leyden.client.services import pool
 from leyden.client.services.pool import ServiceFailed
 from leyden.client.services.registry import ServiceRegistry
-from leyden.config import ServiceConfig
+from leyden.config.schema import ServiceConfig
 
 SITE = ServiceConfig(command=f"{sys.executable} -m http.server {{port}} --bind 127.0.0.1", count=2)
 

@@ -41,7 +41,7 @@ async def _report(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"file": path})
     else:
-        stdout_console().print(f"{path} ({format_bytes(len(text.encode()))})", highlight=False, soft_wrap=True)
+        stdout_console().print(f"{path} ({format_bytes(len(text.encode()))})", soft_wrap=True)
 
 
 def _environment(folder: Path | None) -> dict[str, str]:
