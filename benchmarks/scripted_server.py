@@ -14,13 +14,16 @@ from pathlib import Path
 
 import uvloop
 
-from leyden.engine.scripted import ScriptedEngine
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.calls.scheduler import Scheduler
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.options import RunningServer, ServeOptions
 from leyden.server.serve import serve
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from scripted_engine import ScriptedEngine  # noqa: E402  the path was added above
 
 ANSWER = "The answer is forty-two, as it has always been and will be for ever after, amen."
 LONG_ANSWER_TOKENS = 4_000

@@ -9,9 +9,10 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from scripted_engine import ScriptedEngine
+
 from leyden.api.wire import GroupSpec, RunSpec
 from leyden.engine.protocol import EngineRequest
-from leyden.engine.scripted import ScriptedEngine
 from leyden.episodes import Episode
 from leyden.records import Purpose, RunSettings, Task
 from leyden.rendering.factory import renderer_for

@@ -7,10 +7,10 @@ from contextlib import aclosing
 
 import pytest
 from modelserving import eventually
+from scripted_engine import ScriptedEngine
 
 from leyden.engine.protocol import EngineError, EngineLost, EngineRequest, SocketAddress, TokenChunk
 from leyden.engine.remote import EngineServer, RemoteEngine
-from leyden.engine.scripted import ScriptedEngine
 from leyden.records import Sampling
 
 SECONDS = 10

@@ -23,7 +23,7 @@ from leyden.learner.protocol import OldLogprobs
 from leyden.learner.sample import Sample
 from leyden.rl.correction.masked import masked
 from leyden.rl.correction.truncated import truncated
-from leyden.rl.kl import k1, k2, k3
+from leyden.rl.divergence import k1, k2, k3
 from leyden.rl.loss.cispo import cispo
 from leyden.rl.loss.gspo import gspo
 from leyden.rl.loss.ppo_clip import ppo_clip

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from leyden.config import Hyperparameters
+from leyden.learner.objective import value_loss
 from leyden.rl.loss import Loss, TokenBatch
 from leyden.rl.loss.cispo import cispo
 from leyden.rl.loss.gspo import gspo
 from leyden.rl.loss.ppo_clip import ppo_clip
 from leyden.rl.loss.reinforce import reinforce
-from leyden.rl.value_loss import value_loss
 
 
 def tokens(

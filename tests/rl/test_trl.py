@@ -12,7 +12,7 @@ from leyden.rl.aggregation import Aggregation
 from leyden.rl.aggregation.constant import constant
 from leyden.rl.aggregation.rollout_mean import rollout_mean
 from leyden.rl.aggregation.token_mean import token_mean
-from leyden.rl.kl import k3
+from leyden.rl.divergence import k3
 from leyden.rl.loss import Loss, TokenBatch
 from leyden.rl.loss.cispo import cispo
 from leyden.rl.loss.gspo import gspo

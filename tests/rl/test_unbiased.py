@@ -26,7 +26,7 @@ from leyden.rl.credit import Credit, RolloutRewards
 from leyden.rl.credit.discounted import discounted
 from leyden.rl.credit.gae import gae
 from leyden.rl.credit.identical import identical
-from leyden.rl.kl import k1
+from leyden.rl.divergence import k1
 from leyden.rl.loss import Loss, TokenBatch
 from leyden.rl.loss.cispo import cispo
 from leyden.rl.loss.gspo import gspo

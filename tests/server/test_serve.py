@@ -15,12 +15,12 @@ import aiohttp
 import pytest
 from databases import Postgres
 from prometheus_client.parser import text_string_to_metric_families
+from scripted_engine import ScriptedEngine
 from serving import ServerProcess, delete_store
 
 from leyden.api.client import Remote, RemoteError, ServerUnreachable
 from leyden.api.wire import EventCursor, EventLog, GroupSpec, LeaseRequest, RunSpec
 from leyden.cli import main
-from leyden.engine.scripted import ScriptedEngine
 from leyden.records import Call, CallStatus, RunSettings, Task, Version
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer

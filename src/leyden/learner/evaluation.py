@@ -11,7 +11,7 @@ from leyden.learner.policy import Policy
 from leyden.learner.protocol import Logprobs, SampleEvaluation
 from leyden.learner.sample import Sample
 from leyden.rl.correction import ratios
-from leyden.rl.kl import Estimate, k3
+from leyden.rl.divergence import Estimate, k3
 
 
 def evaluate(policy: Policy, objective: Objective, samples: Sequence[Sample]) -> SampleEvaluation:

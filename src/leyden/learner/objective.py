@@ -16,9 +16,8 @@ from leyden.learner.sample import Sample
 from leyden.learner.user_functions import load_algorithm
 from leyden.rl import registry
 from leyden.rl.correction import Correction, Level, ratios
-from leyden.rl.kl import ESTIMATES, Estimate
+from leyden.rl.divergence import ESTIMATES, Estimate
 from leyden.rl.loss import Loss, TokenBatch
-from leyden.rl.value_loss import value_loss
 
 
 class Objective(Struct, frozen=True):
@@ -126,3 +125,15 @@ def _to_tensor(logprobs: Sequence[Logprobs], like: Tensor) -> Tensor:
 def _per_token(numbers: Sequence[float], call: Tensor, like: Tensor) -> Tensor:
     """Expand a number of each sample to its sampled tokens."""
     return torch.tensor(numbers, device=like.device, dtype=like.dtype)[call]
+
+
+def value_loss(values: Tensor, targets: Tensor, old_values: Tensor, clip: float | None = None) -> Tensor:
+    """L = (V - target)^2 / 2 for each state; the target is the credit's value of the call in it.
+
+    With a clip, L is at least that of V moved to within `clip` of the old value, so that moving further gains nothing.
+    """
+    losses = 0.5 * (values - targets) ** 2
+    if clip is None:
+        return losses
+    near = old_values + (values - old_values).clamp(-clip, clip)
+    return torch.maximum(losses, 0.5 * (near - targets) ** 2)

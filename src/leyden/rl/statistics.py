@@ -11,9 +11,8 @@ from math import inf
 import torch
 from torch import Tensor
 
-from leyden.rl.kl import k1, k3
+from leyden.rl.divergence import k1, k3, ratio, total
 from leyden.rl.loss import TokenBatch
-from leyden.rl.ratio import ratio, total
 from leyden.rl.situation import MAX_TURN
 
 

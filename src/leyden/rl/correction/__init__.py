@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from leyden.config import Hyperparameters
-from leyden.rl.ratio import ratio, total
+from leyden.rl.divergence import ratio, total
 
 Correction = Callable[[Tensor, Hyperparameters], Tensor]
 Level = Literal["token", "call", "rollout"]

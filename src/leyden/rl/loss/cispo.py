@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from leyden.config import Hyperparameters
+from leyden.rl.divergence import ratio
 from leyden.rl.loss import TokenBatch
-from leyden.rl.ratio import ratio
 from leyden.rl.registry import loss
 
 

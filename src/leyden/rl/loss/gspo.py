@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from leyden.config import Hyperparameters
+from leyden.rl.divergence import ratio, total
 from leyden.rl.loss import TokenBatch
 from leyden.rl.loss.ppo_clip import clipped
-from leyden.rl.ratio import ratio, total
 from leyden.rl.registry import loss
 
 

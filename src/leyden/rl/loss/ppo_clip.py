@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from leyden.config import Hyperparameters
+from leyden.rl.divergence import ratio
 from leyden.rl.loss import TokenBatch
-from leyden.rl.ratio import ratio
 from leyden.rl.registry import loss
 
 

@@ -5,7 +5,7 @@ from math import log
 import pytest
 import torch
 
-from leyden.rl.kl import ESTIMATES, Estimate, k1, k2, k3
+from leyden.rl.divergence import ESTIMATES, Estimate, k1, k2, k3
 
 P = torch.tensor([0.2, -0.7, 1.1], dtype=torch.float64)
 Q = torch.tensor([1.0, 0.3, -0.4], dtype=torch.float64)

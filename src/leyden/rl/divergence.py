@@ -1,4 +1,4 @@
-"""Estimates of KL(current || reference) from tokens that the current policy sampled, one for each token.
+"""How two policies differ on sampled tokens: probability ratios, and estimates of KL(current || reference).
 
 With d = log p_current - log p_reference, all three have about the same value. As a penalty on the reward, k1 is
 unbiased. In a loss, the gradient of k2 is that of the KL; the gradient of k1 is 0 in expectation, and that of k3 is the
@@ -7,9 +7,22 @@ gradient of the KL in the other direction.
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
-from leyden.rl.ratio import ratio
+_MAX_GAP = 20.0
+"""Larger gaps are clamped to this: e^20 exceeds every clip or correction bound, and its square is still finite."""
+
+
+def ratio(gap: Tensor) -> Tensor:
+    """Compute p / q from log p - log q."""
+    return torch.exp(gap.clamp(-_MAX_GAP, _MAX_GAP))
+
+
+def total(of: Tensor, unit: Tensor) -> Tensor:
+    """Sum over the tokens of each unit (a call, a rollout); indexed by the unit's number."""
+    units = int(unit.max()) + 1 if len(unit) else 0
+    return of.new_zeros(units).index_add(0, unit, of)
 
 
 def k1(current: Tensor, reference: Tensor) -> Tensor:
