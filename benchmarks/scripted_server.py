@@ -23,7 +23,7 @@ from leyden.server.serve import serve
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from scripted_engine import ScriptedEngine  # noqa: E402  the path was added above
+from scripted_engine import ScriptedEngine
 
 ANSWER = "The answer is forty-two, as it has always been and will be for ever after, amen."
 LONG_ANSWER_TOKENS = 4_000
