@@ -22,9 +22,9 @@ from leyden.server.control.keys import KeyKind, Keyring
 from leyden.server.gateway.calls.scheduler import Scheduler
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.gateway.served_model import ServedModel
-from leyden.server.options import RunningServer
+from leyden.server.options import RunningServer, ServeOptions
 from leyden.server.serve import Server
-from leyden.server.service import ServerContext, ServerSettings
+from leyden.server.service import ServerContext
 from leyden.store.read import queries
 from leyden.store.store import Store
 from leyden.store.write.queue import LeaseQuery
@@ -117,7 +117,7 @@ async def model_server(home: Path, database: str | None = None) -> AsyncIterator
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or an answer waits for an acknowledgement
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        service = await ServerContext.start(store, Keyring(b"secret", time.time), ServerSettings(url))
+        service = await ServerContext.start(store, Keyring(b"secret", time.time), ServeOptions(home), url)
         model = ServedModel("spark", engine, renderer, tokenizer, Scheduler())
         service.gateway = Gateway(store, service.leases, {"spark": model})
         server = Server(service, RunningServer(url, url, "", "", ""))

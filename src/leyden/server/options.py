@@ -40,6 +40,11 @@ class ServeOptions(Struct, frozen=True):
     """Whether models may be called outside rollouts: with a client's key, and on loopback with any key or none."""
 
     @property
+    def max_body(self) -> int:
+        """The size limit of a body in bytes, compressed or not."""
+        return self.max_body_mb * 2**20
+
+    @property
     def location(self) -> str:
         """The path or URL of the store."""
         return self.store or str(self.home / "leyden.db")

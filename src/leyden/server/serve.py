@@ -27,7 +27,7 @@ from leyden.server.http.app import application
 from leyden.server.http.connections import KEEP_ALIVE_S, ConnectionLimits
 from leyden.server.loop_watchdog import LoopWatchdog
 from leyden.server.options import RunningServer, ServeError, ServeOptions
-from leyden.server.service import ServerContext, ServerSettings
+from leyden.server.service import ServerContext
 from leyden.store.store import Store
 
 if TYPE_CHECKING:
@@ -89,17 +89,9 @@ async def open_server(
                 await store.release_all(release)
             keyring = _keyring(options.home / "secret")
             admin_key = _ensure_key(keyring, KeyKind.ADMIN, options.home / "admin.key")
-            settings = ServerSettings(
-                url=options.server.advertise or url,
-                keyless=options.keyless,
-                direct=options.direct,
-                max_body=options.max_body_mb * 2**20,
-                loopback=is_loopback(options.server.host),
-                home=options.home,
-            )
             if options.direct:
                 _ensure_key(keyring, KeyKind.CLIENT, options.home / "client.key")
-            service = await ServerContext.start(store, keyring, settings)
+            service = await ServerContext.start(store, keyring, options, options.server.advertise or url)
             upstream = _upstream(options)
             if models or upstream:
                 service.gateway = Gateway(store, service.leases, {model.name: model for model in models}, upstream)
@@ -108,7 +100,7 @@ async def open_server(
             gc.set_threshold(_GC_THRESHOLD)
             sys.setswitchinterval(_SWITCH_S)
             link = f"{url}/signin#key={keyring.create(KeyKind.VIEWER, _MONTH)[0]}"
-            server = Server(service, RunningServer(url, settings.url, store.database.name, str(admin_key), link))
+            server = Server(service, RunningServer(url, service.url, store.database.name, str(admin_key), link))
             await server.listen(listener)
             try:
                 (options.home / "url").write_text(url + "\n")  # by which commands find the server of this home folder

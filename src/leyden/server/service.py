@@ -1,15 +1,11 @@
-"""The objects that handlers work with: the store, the active leases, the keys and the server's settings."""
+"""The objects that handlers work with: the store, the active leases, the keys and the server's options."""
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import ParamSpec, Self, TypeVar
 
-from msgspec import Struct
-
-from leyden import defaults
 from leyden.server.control.keys import ActiveLeases, Keyring
 from leyden.server.control.telemetry import Telemetry
 from leyden.server.dashboard.run_stores import RunStores
@@ -17,6 +13,7 @@ from leyden.server.dashboard.store_polling import StorePolling
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.http.body_budget import BodyBudget
 from leyden.server.http.limits import Limiter
+from leyden.server.options import ServeOptions
 from leyden.store.read import queries
 from leyden.store.store import Store
 
@@ -51,45 +48,26 @@ class Offload:
                 del self._users[key], self._locks[key]
 
 
-class ServerSettings(Struct, frozen=True):
-    """Settings of a running server."""
-
-    url: str
-    """The URL for workers and agents, which need not be the address that the server listens on."""
-    keyless: bool = False
-    """Whether a request without a key is an administrator's; only on loopback."""
-    direct: bool = False
-    """Whether models may be called outside rollouts."""
-    max_body: int = defaults.MAX_BODY_MB * 2**20
-    """Size limit of a body in bytes, compressed or not."""
-    loopback: bool = False
-    """Whether it listens on this machine only."""
-    home: Path | None = None
-    """The home folder; that of a run has checkpoints with the model's tokenizer."""
-
-
 class ServerContext:
     """The parts of one server."""
 
-    def __init__(self, store: Store, leases: ActiveLeases, keyring: Keyring, settings: ServerSettings) -> None:
-        self.store = store
-        self.leases = leases
-        self.keyring = keyring
-        self.settings = settings
+    def __init__(self, store: Store, leases: ActiveLeases, keyring: Keyring, options: ServeOptions, url: str) -> None:
+        """`url` is for workers and agents; it need not be the address that the server listens on."""
+        self.store, self.leases, self.keyring, self.options, self.url = store, leases, keyring, options, url
         self.gateway: Gateway | None = None
         """None on a server that serves no model."""
-        self.run_stores = RunStores(store, settings.home)
+        self.run_stores = RunStores(store, options.home)
         self.store_polling = StorePolling(self.run_stores)
         self.limiter = Limiter()
-        self.bodies = BodyBudget(settings.max_body)
+        self.bodies = BodyBudget(options.max_body)
         self.offload = Offload()
         self.telemetry = Telemetry(store, leases, lambda: self.gateway.recorder if self.gateway else None)
 
     @classmethod
-    async def start(cls, store: Store, keyring: Keyring, settings: ServerSettings) -> Self:
+    async def start(cls, store: Store, keyring: Keyring, options: ServeOptions, url: str) -> Self:
         """Build the context over a started store."""
         leases = ActiveLeases(await store.read(queries.active_attempts))
-        service = cls(store, leases, keyring, settings)
+        service = cls(store, leases, keyring, options, url)
         store.notifications.subscribe(leases.on_event)
         store.notifications.subscribe(service.telemetry.on_event)
         return service

@@ -271,27 +271,6 @@ async def test_a_store_that_a_thread_opens_while_the_server_stops_is_closed(
     await store.close()
 
 
-async def test_the_totals_that_a_page_will_ask_for_are_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[str] = []
-
-    def count(connection: Connection, run: str) -> RunDigest:
-        read.append(run)
-        return digest_run(connection, run)
-
-    monkeypatch.setattr("leyden.server.dashboard.run_stores.digest_run", count)
-    store = await Store(tmp_path / "leyden.db").start()
-    await store.create_run(RunSpec("mine"))
-    stores = RunStores(store, tmp_path)
-    stores.prepare("mine")
-    await eventually(lambda: read == ["mine"])
-    await stores.digest("mine")
-    assert read == ["mine"]
-    stores.close()
-    await store.close()
-
-
 async def test_totals_of_runs_that_are_gone_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 

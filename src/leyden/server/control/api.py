@@ -149,7 +149,7 @@ async def lease(service: ServerContext, key: Key, request: LeaseRequest) -> list
             started=attempt.started,
         )
         traceparent = f"00-{attempt.trace_id}-{secrets.token_hex(8)}-01"
-        leases.append(replace(leased, key=text, url=service.settings.url, traceparent=traceparent))
+        leases.append(replace(leased, key=text, url=service.url, traceparent=traceparent))
     return leases
 
 

@@ -47,8 +47,7 @@ async def overview(service: ServerContext, key: Key) -> list[RunCard]:
 
 async def run_card(service: ServerContext, key: Key, run: str) -> RunCard:
     digest = await service.run_stores.digest(run)
-    folder = (await service.run_stores.find(run))[0] or service.settings.home
-    held = is_run_held(folder) if folder is not None else None
+    held = is_run_held((await service.run_stores.find(run))[0] or service.options.home)
     return replace(await service.run_stores.read(run, views.run_card, time.time(), digest, held), id=run)
 
 

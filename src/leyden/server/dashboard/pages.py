@@ -47,8 +47,6 @@ def page(scripts: Sequence[str]) -> Callable[[ServerContext, Request[None, dict[
 
     async def show(service: ServerContext, request: Request[None, dict[str, str]]) -> Raw:
         """Return the page; its script shows what the path names."""
-        if "run" in request.path and "rollout" not in request.path:
-            service.run_stores.prepare(request.path["run"])  # the scripts will ask for the run's totals
         return Raw(_FILES["index.html"], HTML, (*SECURITY_HEADERS, _NO_CACHE, ("link", links)))
 
     return show

@@ -78,8 +78,7 @@ def tokenizer_of(service: ServerContext, policy: str, folder: Path | None = None
     """Return the tokenizer of a served policy, or of its newest checkpoint in a run's folder (default: the home)."""
     if folder is None and service.gateway is not None and policy in service.gateway.models:
         return service.gateway.models[policy].tokenizer
-    home = folder or service.settings.home
-    checkpoint = latest_checkpoint(home, policy) if home is not None else None
+    checkpoint = latest_checkpoint(folder or service.options.home, policy)
     return _load(checkpoint / "tokenizer.json") if checkpoint is not None else None
 
 

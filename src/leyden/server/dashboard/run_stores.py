@@ -18,7 +18,6 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DatabaseError
 
-from leyden.background import start_background
 from leyden.runs.run_names import STORE_NAME, FolderRuns, may_have, name_runs, store_folders
 from leyden.store.database import Database
 from leyden.store.errors import StoreClosed, StoreError
@@ -55,7 +54,7 @@ def signature(folder: Path) -> Signature:
 class RunStores:
     """Reads runs of this server and of the folders in its home."""
 
-    def __init__(self, store: Store, home: Path | None) -> None:
+    def __init__(self, store: Store, home: Path) -> None:
         self._store, self._home = store, home
         self._digests: dict[StoreRun, tuple[views.NewestEvent, RunDigest]] = {}
         """The totals of runs that pages show, with the newest event that they include."""
@@ -65,7 +64,6 @@ class RunStores:
         self._opening = threading.Lock()
         self._closed = False
         self._threads = ThreadPoolExecutor(_THREADS, "leyden-runs")
-        self._preparing: set[asyncio.Task[None]] = set()
 
     async def read(
         self, run: str, query: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
@@ -85,17 +83,6 @@ class RunStores:
                 if newest.seq:  # otherwise no store has the run
                     self._digests[folder, id] = newest, digest
             return digest
-
-    def prepare(self, run: str) -> None:
-        """Start to read the totals of a run, for requests that are about to come."""
-
-        async def read() -> None:
-            with suppress(StoreError, DatabaseError, OSError):  # the requests will say what is wrong
-                await self.digest(run)
-
-        task = start_background(read(), "the reading of a run's totals")
-        self._preparing.add(task)
-        task.add_done_callback(self._preparing.discard)
 
     async def runs(self, only: str | None) -> list[str]:
         """Return the names of all runs, newest first within each store, or of one if it exists.
@@ -118,7 +105,7 @@ class RunStores:
         A run that no store has is looked for in this server's.
         """
         found = await self._store.read(views.open_runs, run)
-        if self._home is None or found:
+        if found:
             return None, run
         # whether FOLDER:ID is a name depends on whether this server has a run FOLDER
         own = await self._store.read(views.open_runs) if ":" in run else ()
@@ -144,7 +131,7 @@ class RunStores:
 
     def folders(self) -> list[Path]:
         """Return the folders of the home that have a store. Stores that were deleted are closed, to free space."""
-        found = store_folders(self._home) if self._home is not None else []
+        found = store_folders(self._home)
         with self._opening:
             for deleted in self._opened.keys() - set(found):
                 self._opened.pop(deleted)[1].close()
@@ -195,8 +182,6 @@ class RunStores:
 
     def close(self) -> None:
         """Close the stores of other runs."""
-        for task in self._preparing:
-            task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._opening:
             self._closed = True

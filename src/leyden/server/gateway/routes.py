@@ -131,7 +131,7 @@ class _RequestAccess:
 
 
 def _caller(service: ServerContext, request: Request[Any, Any]) -> Caller:
-    role, direct = request.path.get("role"), service.settings.direct
+    role, direct = request.path.get("role"), service.options.direct
     return identify(service.leases, request.key, request.headers, role, direct)
 
 

@@ -138,7 +138,7 @@ class PathHandler:
         self, route: Route, key: Key, headers: Mapping[str, str], receive: Receive, reservation: BodyReservation
     ) -> Any:
         """Read the body and decode it to the type that the route names."""
-        data = await read_body(headers, receive, self._service.settings.max_body, reservation)
+        data = await read_body(headers, receive, self._service.options.max_body, reservation)
         content_type = headers.get("content-type", "")
         if route.takes_json and key.kind not in TRUSTED_KINDS:
             # Dialects decode a raw body as JSON, whatever its header says.
@@ -152,7 +152,7 @@ class PathHandler:
         text = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         cookie = "" if text else _cookie(headers.get("cookie", ""), self._service.keyring.cookie)
         if not text and not cookie:
-            if self._service.settings.keyless and permission is not Permission.VIEW and _is_local(headers):
+            if self._service.options.keyless and permission is not Permission.VIEW and _is_local(headers):
                 return _KEYLESS
             if self._may_call_directly(permission, headers):
                 return _LOCAL_CLIENT
@@ -170,8 +170,9 @@ class PathHandler:
 
     def _may_call_directly(self, permission: Permission, headers: Mapping[str, str]) -> bool:
         """Whether a request without a valid key may call a model: on loopback, if models are served directly."""
-        settings = self._service.settings
-        return permission is Permission.CALL_MODELS and settings.direct and settings.loopback and _is_local(headers)
+        options = self._service.options
+        may = permission is Permission.CALL_MODELS and options.direct and is_loopback(options.server.host)
+        return may and _is_local(headers)
 
     def _not_allowed(self, scope: Scope) -> ApiError:
         allowed = ", ".join(sorted(self._routes))
