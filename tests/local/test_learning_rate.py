@@ -40,7 +40,7 @@ def test_the_default_is_written_into_the_folder_and_kept(config: Config, monkeyp
     rate, said = train(config)
     assert rate == 8e-4 and "0.0008, the default for 2 million parameters" in said
     assert "learning_rate = 0.0008" in RunFolder.of(config).config_file.read_text()
-    monkeypatch.setattr("leyden.local.learning_rate.default_learning_rate", lambda *_: 1.0)  # of a later Leyden
+    monkeypatch.setattr("leyden.local.train.default_learning_rate", lambda *_: 1.0)  # of a later Leyden
     RunFolder.of(config).check(config)  # what the command does first
     assert train(config) == (8e-4, "learning rate 0.0008, with which the run began")
     with pytest.raises(ConfigError, match=r"`training\.learning_rate` is not what run"):

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.user_code.agent_reference import AgentKind, kind_of, read_command
-from leyden.user_code.loading import LoadError
+from leyden.user_code.loading import AgentKind, LoadError, kind_of, read_command
 
 
 def test_kinds_of_references_are_distinguished(tmp_path: Path) -> None:

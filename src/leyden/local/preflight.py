@@ -11,8 +11,7 @@ from leyden.orchestrator.rollouts.tasks import read_task_file, read_tasks
 from leyden.rl.registry import KINDS, UnknownAlgorithm, check_name
 from leyden.server.http.address import bind_port
 from leyden.server.options import ServeError
-from leyden.user_code.agent_reference import AgentKind, kind_of, read_command
-from leyden.user_code.loading import LoadError, check_reference
+from leyden.user_code.loading import AgentKind, LoadError, check_reference, kind_of, read_command
 
 ResumeCheck = Callable[[Config], None]
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from leyden.config import ConfigError
 from leyden.models.source import BUNDLED
 from leyden.runs.checkpoint_files import STATE_FILE, checkpoint_folder, checkpoint_steps, find_damage, read_best_step
+from leyden.runs.named_folders import find_run_folder
 from leyden.runs.run_folder import stored_config
-from leyden.runs.run_names import find_run_folder, is_run_folder, run_folders
+from leyden.runs.run_names import is_run_folder, run_folders
 
 
 def find_run(model: str, home: Path) -> Path | None:

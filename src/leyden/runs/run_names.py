@@ -6,9 +6,6 @@ that `--restart` moved aside keeps its id, and its folder has another name. Of s
 is the one that has its name, otherwise the one in its configuration. Every other run of a folder's store, and the
 folder's own one if the home folder's store has a run of that name, is called FOLDER:ID. So no two runs of a home folder
 have the same name, and a name says which folder has its store.
-
-A folder's own store is opened only if the name needs it, because it may be damaged. SQLAlchemy is imported only if a
-store is opened: the first line of a command comes before slow imports.
 """
 
 import tomllib
@@ -19,7 +16,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden.api.views import Fleet
-from leyden.config import ConfigError
 
 STORE_NAME = "leyden.db"
 _CONFIG_NAME = "config.toml"
@@ -90,36 +86,3 @@ def may_have(folders: Iterable[Path], run: str) -> list[Path]:
 def name_leases(fleet: Fleet, runs: FolderRuns) -> Fleet:
     """Return a fleet whose active attempts have the names of their runs."""
     return replace(fleet, leases=tuple(replace(lease, run=runs.name_of(lease.run)) for lease in fleet.leases))
-
-
-def find_run_folder(home: Path, run: str) -> Path | None:
-    """Return the folder of the run of a name; None if there is no such run, or it has no folder."""
-    for folder in may_have(run_folders(home), run):
-        if folder.name == run:
-            return folder if run not in _common_ids(home) else None
-        if _is_folders_name(folder, run):
-            return folder
-    return None
-
-
-def require_run_folder(home: Path, run: str) -> Path:
-    """Return the folder of the run of a name; if it has none, raise an error with the runs that have one."""
-    if (folder := find_run_folder(home, run)) is not None:
-        return folder
-    known = ", ".join(folder.name for folder in run_folders(home))
-    there = f"; there are {known}" if known else ""
-    raise ConfigError(f"there is no run {run!r} with a folder in {home}{there}")
-
-
-def _common_ids(home: Path) -> Collection[str]:
-    if not (home / STORE_NAME).exists():
-        return ()
-    from leyden.runs.stored_runs import common_ids
-
-    return common_ids(home)
-
-
-def _is_folders_name(folder: Path, run: str) -> bool:
-    from leyden.runs.stored_runs import is_folders_name
-
-    return is_folders_name(folder, run)

@@ -11,8 +11,7 @@ from leyden.server.control.telemetry import Telemetry
 from leyden.server.dashboard.run_stores import RunStores
 from leyden.server.dashboard.store_polling import StorePolling
 from leyden.server.gateway.gateway import Gateway
-from leyden.server.http.body_budget import BodyBudget
-from leyden.server.http.limits import Limiter
+from leyden.server.http.limits import BodyBudget, Limiter
 from leyden.server.options import ServeOptions
 from leyden.store.read import queries
 from leyden.store.store import Store

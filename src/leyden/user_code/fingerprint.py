@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from leyden.config import Config
-from leyden.user_code.agent_reference import AgentKind, kind_of
+from leyden.user_code.loading import AgentKind, kind_of
 
 
 class Fingerprint(Struct, frozen=True):

@@ -10,8 +10,7 @@ import pytest
 from leyden.api.client import Remote, read_key
 from leyden.api.wire import GroupSpec, LeaseRequest, RunSpec
 from leyden.records import RunSettings, Task
-from leyden.server.http.body_budget import BodyBudget
-from leyden.server.http.limits import RateLimited
+from leyden.server.http.limits import BodyBudget, RateLimited
 from leyden.server.options import ServeOptions
 from leyden.server.serve import open_server
 

@@ -38,8 +38,7 @@ from leyden.client.runners.command_process import CommandProcess
 from leyden.client.services.registry import addressed_services
 from leyden.outcomes import Ending, Outcome
 from leyden.process.descendants import adopt_orphans, kill_children
-from leyden.user_code.agent_reference import read_command
-from leyden.user_code.loading import LoadError
+from leyden.user_code.loading import LoadError, read_command
 
 _log = logging.getLogger("leyden.host")
 ATTEMPT_VARIABLE = "LEYDEN_ATTEMPT"

@@ -13,7 +13,7 @@ from leyden.api.wire import MAX_KEY_TTL_S, KeySpec, Lease, NewKey
 from leyden.client.host_protocol import AttemptEnd, HostSetup, StepReward, StopReply
 from leyden.client.runners.host_process import AGENT_HOST, COMMAND_HOST, HostProcess
 from leyden.client.runners.http_endpoint import HttpEndpoint
-from leyden.user_code.agent_reference import AgentKind
+from leyden.user_code.loading import AgentKind
 
 _COMMAND_STOP_TIMEOUT_S = 10.0
 """A command that is stopped has two seconds to end by itself before it is killed; the rest is for a busy machine."""

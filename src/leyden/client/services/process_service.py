@@ -14,7 +14,7 @@ from leyden.config.schema import ServiceConfig
 from leyden.decoding import decode_text
 from leyden.process.child import ChildProcess
 from leyden.process.guardian import Guard
-from leyden.user_code.agent_reference import read_command
+from leyden.user_code.loading import read_command
 
 _POLL_S, _CONNECT_TIMEOUT_S, _LAST_OUTPUT_S = 0.05, 5.0, 1.0
 _TERM_TIMEOUT_S = 3.0

@@ -27,9 +27,8 @@ from leyden.client.worker.lease_loop import LeaseLoop, LeaseLoopOptions
 from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.reporter import Reporter
 from leyden.config.schema import ServiceConfig
-from leyden.user_code.agent_reference import AgentKind, kind_of, read_command
 from leyden.user_code.bridge import background_loop
-from leyden.user_code.loading import LoadError
+from leyden.user_code.loading import AgentKind, LoadError, kind_of, read_command
 
 _log = logging.getLogger("leyden.worker")
 _GIVE_BACK_TIMEOUT_S = 5.0

@@ -2,9 +2,11 @@
 
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any, Literal
 
 import msgspec
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -17,11 +19,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from leyden.records import Span
-from leyden.server.http.content import JSON, media_type
+from leyden.server.http.content import JSON, MAX_VALUES, TooManyValues, check_json, media_type
 from leyden.server.http.errors import ApiError
-from leyden.server.http.expansion import check_json, check_protobuf
 
 PROTOBUF = "application/x-protobuf"
+_MAX_DEPTH = 100
 ATTEMPT = "leyden.attempt"
 """The attribute of a span, or of its resource, that names its attempt."""
 
@@ -39,7 +41,7 @@ def read_spans(data: bytes, content_type: str) -> list[Span]:
     media = media_type(content_type)
     try:
         if media == PROTOBUF:
-            check_protobuf(data, ExportTraceServiceRequest.DESCRIPTOR)
+            _check_protobuf(data, ExportTraceServiceRequest.DESCRIPTOR)
             request.ParseFromString(data)
         elif media == JSON:
             check_json(data)
@@ -136,3 +138,52 @@ def _with_base64_ids(document: Any) -> Any:
         else _with_base64_ids(value)
         for name, value in document.items()
     }
+
+
+def _check_protobuf(data: bytes, message: Descriptor) -> None:
+    """Raise `TooManyValues` if a message has too many fields, nested ones included.
+
+    Bytes that are no message end the count: the parser refuses them.
+    """
+    count = 0
+    todo: list[tuple[int, int, Any, int]] = [(0, len(data), message, 0)]
+    while todo:
+        at, end, kind, depth = todo.pop()
+        nested = _nested_messages(kind)
+        while at < end:
+            count += 1
+            if count > MAX_VALUES:
+                raise TooManyValues
+            tag, at = _varint(data, at)
+            match tag & 7:  # the wire type
+                case 0:
+                    _, at = _varint(data, at)
+                case 1:
+                    at += 8
+                case 2:
+                    length, at = _varint(data, at)
+                    inner = nested.get(tag >> 3)
+                    if inner is not None and length and depth < _MAX_DEPTH:
+                        todo.append((at, min(at + length, end), inner, depth + 1))
+                    at += length
+                case 5:
+                    at += 4
+                case _:
+                    return
+
+
+@cache
+def _nested_messages(message: Descriptor) -> dict[int, Any]:
+    return {number: field.message_type for number, field in message.fields_by_number.items() if field.message_type}
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data) and shift < 70:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    return value, len(data)

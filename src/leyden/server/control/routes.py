@@ -1,17 +1,80 @@
-"""The table of routes: the declared endpoints, each with what answers it, and routes of raw content."""
+"""The table of routes: the declared endpoints, each with what answers it, pages, and other routes of raw content."""
+
+from collections.abc import Sequence
 
 from leyden.api.endpoint import Permission
 from leyden.api.endpoints import ControlApi
+from leyden.api.views import SeriesQuery
 from leyden.api.wire import CancelReply, Recorded
 from leyden.server.control import api, otlp
 from leyden.server.control.openapi import openapi_handler
 from leyden.server.control.serving import serve, serve_count, serve_query, serve_store
-from leyden.server.dashboard.routes import DASHBOARD_ROUTES
+from leyden.server.dashboard import api as dashboard
+from leyden.server.dashboard import pages, stream
 from leyden.server.gateway.routes import GATEWAY_ROUTES
 from leyden.server.http.content import JSON
 from leyden.server.http.responses import Raw, Route
+from leyden.server.http.streaming import EVENT_STREAM
 from leyden.store.read import queries
 from leyden.store.store import Store
+
+_RUN = "/api/runs/{run}"
+_PAGES = {
+    "/": ("runs.js", "chart.js"),
+    "/workers": ("workers.js",),
+    "/compare": ("compare.js", "chart.js", "config.js"),
+    "/runs/{run}": ("run.js", "chart.js", "config.js"),
+    "/runs/{run}/rollouts": ("rollouts.js",),
+    "/runs/{run}/rollouts/{rollout}": ("rollout.js",),
+}
+"""The pages, with the scripts that each needs besides those of all pages."""
+
+
+def _page(path: str, scripts: Sequence[str]) -> Route:
+    return Route(
+        *("GET", path, Permission.VIEW, pages.page(scripts)),
+        query=dict[str, str],
+        returns=Raw,
+        media_types=("text/html",),
+        error=pages.sign_in_page,
+        error_type=pages.HTML,
+        error_headers=pages.SECURITY_HEADERS,
+    )
+
+
+DASHBOARD_ROUTES: list[Route] = [
+    *(_page(path, scripts) for path, scripts in _PAGES.items()),
+    Route("GET", "/signin", None, pages.show_sign_in, returns=Raw, media_types=("text/html",)),
+    Route("POST", "/signin", None, pages.sign_in, body=pages.SignIn, returns=Raw),
+    Route("GET", "/static/{file}", None, pages.static_file, returns=Raw, media_types=("text/javascript", "text/css")),
+    serve(ControlApi.overview, dashboard.overview),
+    *(
+        Route(
+            *("GET", path, Permission.VIEW, stream.stream_changes),
+            returns=Raw,
+            waits=True,
+            media_types=(EVENT_STREAM,),
+        )
+        for path in ("/api/stream", _RUN + "/stream")
+    ),
+    serve(ControlApi.view_run, dashboard.view_run),
+    serve(ControlApi.run_card, dashboard.run_card),
+    serve(ControlApi.run_series, dashboard.run_series),
+    Route(
+        *("GET", _RUN + "/series.csv", Permission.VIEW, dashboard.series_csv),
+        query=SeriesQuery,
+        returns=Raw,
+        media_types=("text/csv",),
+    ),
+    serve(ControlApi.run_rewards, dashboard.run_rewards),
+    serve(ControlApi.search_rollouts, dashboard.search_rollouts),
+    serve(ControlApi.facets, dashboard.facets),
+    serve(ControlApi.failures, dashboard.failures),
+    serve(ControlApi.view_rollout, dashboard.view_rollout),
+    serve(ControlApi.view_tree, dashboard.view_tree),
+    serve(ControlApi.fleet, dashboard.fleet),
+]
+
 
 ROUTES: list[Route] = [
     serve(ControlApi.health, api.health),

@@ -21,9 +21,9 @@ from leyden.server.control.keys import TRUSTED_KINDS, Key, KeyKind, KeyRefused, 
 from leyden.server.control.routes import ROUTES
 from leyden.server.gateway.errors import GatewayError
 from leyden.server.http.address import is_loopback
-from leyden.server.http.body_budget import BodyReservation
 from leyden.server.http.content import JSON, check_path, check_values, decode, decode_query, encode, read_body
 from leyden.server.http.errors import ApiError, ErrorBody, ErrorDetail, api_error
+from leyden.server.http.limits import BodyReservation
 from leyden.server.http.responses import Raw, Request, Route
 from leyden.server.service import ServerContext
 from leyden.store.errors import StoreUnavailable

@@ -11,12 +11,18 @@ import msgspec
 from starlette.types import Receive
 
 from leyden.records import ID_PATTERN, ID_RULE
-from leyden.server.http.body_budget import BodyReservation
 from leyden.server.http.errors import ApiError
-from leyden.server.http.expansion import MAX_UNCOUNTED_BYTES, TooManyValues, check_json
+from leyden.server.http.limits import SMALL_BODY, BodyReservation
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
+MAX_VALUES = SMALL_BODY
+"""Fields of a protobuf message, or strings and separators of a JSON document: thousands of spans or messages.
+
+A megabyte can hold half a million empty messages or lists, each of which costs far more memory and time as an object
+than as bytes. Values are counted before a body is expanded, up to the limit, so that the time for it is bounded too.
+"""
+_STRUCTURE = (b"{", b"[", b",")
 
 
 async def read_body(headers: Mapping[str, str], receive: Receive, limit: int, reservation: BodyReservation) -> bytes:
@@ -101,10 +107,10 @@ async def check_values(data: bytes, content_type: str) -> None:
 
     MessagePack, which only workers and trainers send, is not counted but limited in size.
     """
-    if len(data) <= MAX_UNCOUNTED_BYTES:
+    if len(data) <= SMALL_BODY:
         return
     if media_type(content_type) == MSGPACK:
-        raise ApiError(413, "too_large", f"more than {MAX_UNCOUNTED_BYTES} bytes of {MSGPACK}: send it as {JSON}")
+        raise ApiError(413, "too_large", f"more than {SMALL_BODY} bytes of {MSGPACK}: send it as {JSON}")
     try:
         await asyncio.to_thread(check_json, data)
     except TooManyValues as error:
@@ -158,3 +164,30 @@ def _invalid(error: msgspec.ValidationError) -> ApiError:
     message, _, path = str(error).partition(" - at `$")
     field = path.rstrip("`").lstrip(".") or None
     return ApiError(400, "invalid_request", f"{field}: {message}" if field else message, field=field)
+
+
+class TooManyValues(ValueError):
+    """A body has more than `MAX_VALUES` values."""
+
+    def __init__(self) -> None:
+        super().__init__(f"the body has more than {MAX_VALUES} values: send it in parts")
+
+
+def check_json(data: bytes) -> None:
+    """Raise `TooManyValues` if a JSON document has too many. Commas and brackets within strings do not count."""
+    data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # now every quote begins or ends a string
+    if data.count(b'"') // 2 + _structure(data, 0, len(data)) <= MAX_VALUES:
+        return
+    count = at = 0
+    while at < len(data):
+        opening = data.find(b'"', at)
+        end = len(data) if opening < 0 else opening
+        count += _structure(data, at, end) + 1
+        if count > MAX_VALUES:
+            raise TooManyValues
+        closing = data.find(b'"', end + 1)
+        at = len(data) if closing < 0 else closing + 1
+
+
+def _structure(data: bytes, start: int, end: int) -> int:
+    return sum(data.count(mark, start, end) for mark in _STRUCTURE)

@@ -2,9 +2,8 @@
 
 import pytest
 
-from leyden.server.http.content import JSON, MSGPACK, check_values
+from leyden.server.http.content import JSON, MAX_VALUES, MSGPACK, check_values
 from leyden.server.http.errors import ApiError
-from leyden.server.http.expansion import MAX_VALUES
 
 
 @pytest.mark.parametrize(
