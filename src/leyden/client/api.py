@@ -14,8 +14,7 @@ import msgspec
 from opentelemetry import trace
 
 from leyden.client.attempt.result import parse_reward
-from leyden.client.tracing import latest_call
-from leyden.client.tracing.context import current_attempt, current_span
+from leyden.client.tracing.context import current_attempt, current_span, latest_call
 from leyden.records import Reward
 
 _RESPONSE_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
@@ -46,7 +45,7 @@ def reward(value: Any, *, name: str = "reward", weight: float = 1.0, call: Any =
         "kind": "step",
         "name": name,
         "weight": parse_reward(weight, "leyden.reward's weight"),
-        "call": _call_id(call) if call is not None else latest_call.latest() if span is None else None,
+        "call": _call_id(call) if call is not None else latest_call() if span is None else None,
         "span": _span_id(span) if span is not None else None,
         "at": time.time(),
     }

@@ -33,9 +33,8 @@ from leyden.store.read import queries
 from leyden.store.write import attempts, queue, recording, runs, scoring
 from leyden.store.write.lease_dispatcher import LeaseDispatcher
 from leyden.store.write.lease_expiry import LeaseExpiry
-from leyden.store.write.notifications import Notifications
 from leyden.store.write.queue import LeaseQuery
-from leyden.store.write.writer import Transaction, Writer
+from leyden.store.write.writer import Notifications, Transaction, Writer
 
 P = ParamSpec("P")
 T = TypeVar("T")

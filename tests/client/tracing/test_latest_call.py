@@ -3,19 +3,19 @@
 import asyncio
 import contextvars
 
-from leyden.client.tracing import latest_call
+from leyden.client.tracing.context import latest_call, record_call
 
 
 def test_a_call_of_a_task_is_also_the_latest_of_its_creator() -> None:
     async def ask(call: str) -> None:
-        latest_call.record(call)
+        record_call(call)
 
     async def agent() -> list[str | None]:
-        found = [latest_call.latest()]
-        latest_call.record("mine")
-        found.append(latest_call.latest())
+        found = [latest_call()]
+        record_call("mine")
+        found.append(latest_call())
         await asyncio.create_task(ask("the child's"))
-        found.append(latest_call.latest())
+        found.append(latest_call())
         return found
 
     assert contextvars.copy_context().run(asyncio.run, agent()) == [None, "mine", "the child's"]
@@ -23,13 +23,13 @@ def test_a_call_of_a_task_is_also_the_latest_of_its_creator() -> None:
 
 def test_branches_do_not_see_each_others_calls() -> None:
     async def branch(name: str, both: asyncio.Barrier) -> str | None:
-        assert latest_call.latest() is not None  # of whoever started it
-        latest_call.record(name)
+        assert latest_call() is not None  # of whoever started it
+        record_call(name)
         await both.wait()
-        return latest_call.latest()
+        return latest_call()
 
     async def agent() -> list[str | None]:
-        latest_call.record("first")
+        record_call("first")
         both = asyncio.Barrier(2)
         return await asyncio.gather(branch("a", both), branch("b", both))
 

@@ -21,8 +21,7 @@ from typing import Any
 from opentelemetry import context
 
 from leyden.client.server_origin import ServerOrigin
-from leyden.client.tracing import latest_call
-from leyden.client.tracing.context import current_attempt, inject
+from leyden.client.tracing.context import current_attempt, current_node, inject, record_call
 
 Hook = Callable[[ModuleType], None]
 CALL_HEADER = "x-leyden-call"
@@ -43,7 +42,7 @@ def install(server: str) -> None:
 def _record_call(headers: Mapping[str, str]) -> None:
     call = headers.get(CALL_HEADER)
     if call is not None:
-        latest_call.record(call)
+        record_call(call)
 
 
 def _hook_httpx(ours: ServerOrigin, module: ModuleType) -> None:
@@ -138,14 +137,14 @@ def _propagate_to_executors() -> None:
 
 def _in_current_context(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function so that another thread runs it in the current context."""
-    captured, node = context.get_current(), latest_call.current.get()
+    captured, node = context.get_current(), current_node.get()
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        context_token, node_token = context.attach(captured), latest_call.current.set(node)
+        context_token, node_token = context.attach(captured), current_node.set(node)
         try:
             return function(*args, **kwargs)
         finally:
-            latest_call.current.reset(node_token)
+            current_node.reset(node_token)
             context.detach(context_token)
 
     return run
