@@ -30,8 +30,7 @@ from leyden.server.gateway.prompts.text_index import joined
 from leyden.server.gateway.prompts.text_prompt import build_text_prompt
 from leyden.server.gateway.prompts.truncation import build_fitting_prompt
 from leyden.server.gateway.served_model import ServedModel
-from leyden.server.gateway.upstream.fixed import FixedAnswerSource
-from leyden.server.gateway.upstream.relay import AnswerSource, Relay
+from leyden.server.gateway.upstream.relay import AnswerSource, FixedAnswerSource, Relay
 from leyden.store.read import queries
 from leyden.store.store import Store
 

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -22,7 +22,6 @@ from leyden.server.gateway.answers.strict_checks import StrictChecks
 from leyden.server.gateway.answers.structured_output import is_strict
 from leyden.server.gateway.calls.attempt_calls import AttemptCalls
 from leyden.server.gateway.calls.caller import Caller
-from leyden.server.gateway.calls.direct_answers import DirectAnswers
 from leyden.server.gateway.calls.waiting import WaitTimer
 from leyden.server.gateway.dialects.types import GenerationRequest, Message, ToolCall
 from leyden.server.gateway.errors import ErrorKind, GatewayError
@@ -34,6 +33,8 @@ from leyden.store.store import Store
 _STORE_WAIT_S = 300.0
 _BACKOFF = Backoff(first_s=0.1, max_s=2.0)
 _log = logging.getLogger("leyden.server")
+MAX_CALLS, MAX_BYTES = 1000, 16 << 20
+"""How many calls are kept, and how much text their requests may have together; tokens take several times as much."""
 
 
 class Recorder:
@@ -221,3 +222,29 @@ def _log_failure(saving: asyncio.Task[None]) -> None:
     """Log a failure that no request may wait for any more; that an attempt has ended meanwhile is none."""
     if not saving.cancelled() and (error := saving.exception()) is not None and not isinstance(error, GatewayError):
         _log.error("a call cannot be saved", exc_info=error)
+
+
+class DirectAnswers:
+    """The latest calls outside rollouts, for the Responses API, which continues them; each is its own key's only."""
+
+    def __init__(self) -> None:
+        self._calls: OrderedDict[tuple[str, str], tuple[Call, int]] = OrderedDict()
+        """By key and id, a call and the size of its request."""
+        self._bytes = 0
+
+    def add(self, owner: str, calls: Sequence[Call], size: int) -> None:
+        """Keep the calls of a request of this size; the oldest calls of all keys are forgotten."""
+        for call in calls:
+            self._calls[owner, call.id] = call, size
+            self._bytes += size
+        while len(self._calls) > MAX_CALLS or self._bytes > MAX_BYTES:
+            self.delete(*next(iter(self._calls)))
+
+    def get(self, owner: str, call: str) -> Call | None:
+        """Return a call of a key, if it is still kept."""
+        return self._calls.get((owner, call), (None,))[0]
+
+    def delete(self, owner: str, call: str) -> None:
+        """Forget a call."""
+        _, size = self._calls.pop((owner, call), (None, 0))
+        self._bytes -= size

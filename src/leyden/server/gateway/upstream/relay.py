@@ -1,10 +1,11 @@
 """Relays calls to what answers without tokens: streams the answers back as they come and records them."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from leyden.server.gateway.calls.attempt_calls import AttemptCalls
 from leyden.server.gateway.calls.caller import Caller
@@ -211,3 +212,23 @@ def _token(logprob: dict[str, Any]) -> TokenInfo:
 def _bytes(logprob: dict[str, Any]) -> bytes:
     data = logprob.get("bytes")
     return str(logprob["token"]).encode() if data is None else bytes(data)
+
+
+class FixedAnswerSource(Struct, frozen=True):
+    """The `AnswerSource` of a route to a fixed answer, for side calls that need no model."""
+
+    answer: str
+
+    @property
+    def policy(self) -> str:
+        """The policy name of its recorded calls."""
+        return "fixed"
+
+    @asynccontextmanager
+    async def chat(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """Yield an iterator over one whole completion with the answer in every choice."""
+        yield self._whole(request.n)
+
+    async def _whole(self, choices: int) -> AsyncIterator[dict[str, Any]]:
+        message = {"role": "assistant", "content": self.answer}
+        yield {"choices": [{"index": at, "message": message, "finish_reason": "stop"} for at in range(choices)]}

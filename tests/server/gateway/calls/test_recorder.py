@@ -3,7 +3,7 @@
 import pytest
 
 from leyden.records import Call
-from leyden.server.gateway.calls.direct_answers import MAX_BYTES, MAX_CALLS, DirectAnswers
+from leyden.server.gateway.calls.recorder import MAX_BYTES, MAX_CALLS, DirectAnswers
 
 
 @pytest.mark.parametrize(("size", "kept"), [(1, MAX_CALLS), (MAX_BYTES // 10, 10), (MAX_BYTES, 1)])
