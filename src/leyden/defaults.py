@@ -14,5 +14,7 @@ PORT = 8484
 """Port of `leyden serve`."""
 UPSTREAM_TIMEOUT_S = 600.0
 """How long an upstream model service may be silent."""
+CONCURRENT_CALLS = 128
+"""Requests that one rollout may have at the same time."""
 MAX_BODY_MB = 32
 """Size limit of a request to the server, compressed or not."""

@@ -40,6 +40,12 @@ def add_serve(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("--keyless", action="store_true", help="accept requests without a key; on loopback only")
     command.add_argument(
+        "--concurrent-calls",
+        type=integer(1, 4096),
+        default=defaults.CONCURRENT_CALLS,
+        help="the most requests that one rollout may have at the same time (default: %(default)s)",
+    )
+    command.add_argument(
         "--max-body-mb",
         type=integer(1, 65536),
         default=defaults.MAX_BODY_MB,
@@ -65,7 +71,12 @@ async def _run(options: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     serving = ServeOptions(
         options.home,
-        ServerConfig(host=options.host, port=options.port, advertise=options.advertise),
+        ServerConfig(
+            host=options.host,
+            port=options.port,
+            advertise=options.advertise,
+            concurrent_calls=options.concurrent_calls,
+        ),
         UpstreamConfig(url=options.upstream, timeout_s=options.upstream_timeout_s),
         upstream_key=os.environ.get(UPSTREAM_KEY_VARIABLE),
         store=options.store,

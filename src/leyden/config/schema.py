@@ -390,6 +390,8 @@ class ServerConfig(_Section, frozen=True):
     """0: any free port."""
     advertise: str | None = None
     """The URL by which workers on other machines reach it; None: the address that it listens on."""
+    concurrent_calls: Annotated[int, Meta(ge=1, le=4096)] = defaults.CONCURRENT_CALLS
+    """The most requests that one rollout may have at the same time; more get a 429."""
 
 
 Sink = Literal["tensorboard", "wandb", "mlflow", "trackio"]

@@ -30,6 +30,12 @@ _ENTRY_BYTES = 200
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CONTROL_TOKEN = re.compile(r"[<\[｜|].*[>\]｜|]", re.DOTALL)
 """The form of added tokens that are control tokens although they are not declared special."""
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+"""A token that stands for one byte in vocabularies of characters."""
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = sorted({*range(256)}.difference(_PRINTABLE))
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + at): byte for at, byte in enumerate(_OTHERS)}
+"""The byte that each character stands for in the tokens of byte-level vocabularies."""
 RENDERER_FILE = "renderer.json"
 """In a checkpoint: which model of the `renderers` package it is rendered like (`leyden.rendering.known_models`)."""
 
@@ -189,6 +195,16 @@ class Tokenizer:
     def decode(self, ids: Sequence[int] | int, skip_special_tokens: bool = False, **_: Any) -> str:
         """Decode tokens; bytes that are no character become U+FFFD."""
         return self._backend.decode([ids] if isinstance(ids, int) else list(ids), skip_special_tokens)
+
+    def token_bytes(self, id: int) -> bytes:
+        """Return the bytes of a token, which may be a part of a character."""
+        text = self.decode(id)
+        if "\ufffd" not in text:
+            return text.encode()
+        token = self._backend.id_to_token(id) or ""
+        if (byte := _BYTE_TOKEN.fullmatch(token)) is not None:
+            return bytes.fromhex(byte[1])
+        return bytes(map(_BYTE_OF.__getitem__, token)) if all(map(_BYTE_OF.__contains__, token)) else text.encode()
 
     def apply_chat_template(
         self,

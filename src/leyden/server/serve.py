@@ -126,7 +126,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 application(service),
-                http=ConnectionLimits().protocol,  # type: ignore[arg-type]  # it is called like a class
+                http=ConnectionLimits(service.limiter.limits).protocol,  # type: ignore[arg-type]  # called like a class
                 lifespan="off",
                 ws="none",
                 access_log=False,

@@ -11,7 +11,7 @@ from leyden.server.control.telemetry import Telemetry
 from leyden.server.dashboard.run_stores import RunStores
 from leyden.server.dashboard.store_polling import StorePolling
 from leyden.server.gateway.gateway import Gateway
-from leyden.server.http.limits import BodyBudget, Limiter
+from leyden.server.http.limits import BodyBudget, Limiter, limits_for
 from leyden.server.options import ServeOptions
 from leyden.store.read import queries
 from leyden.store.store import Store
@@ -57,7 +57,7 @@ class ServerContext:
         """None on a server that serves no model."""
         self.run_stores = RunStores(store, options.home)
         self.store_polling = StorePolling(self.run_stores)
-        self.limiter = Limiter()
+        self.limiter = Limiter(limits_for(options.server.concurrent_calls))
         self.bodies = BodyBudget(options.max_body)
         self.offload = Offload()
         self.telemetry = Telemetry(store, leases, lambda: self.gateway.recorder if self.gateway else None)

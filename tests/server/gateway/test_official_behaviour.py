@@ -287,3 +287,84 @@ async def test_functions_are_the_older_form_of_tools(server: ModelServer, client
     assert (await server.check(calls=2)).calls[1].prompt_origin is PromptOrigin.CONTINUED
     with pytest.raises(openai.BadRequestError, match="no tool is called 'mul'"):
         await clients.openai.chat.completions.create(**asked | {"function_call": {"name": "mul"}})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_bytes_of_logprobs_add_up_to_the_text_even_if_tokens_split_a_character(
+    server: ModelServer, clients: Clients, stream: bool
+) -> None:
+    text = "Zürich 👋 京都"
+    server.lines = [text + END, text + END]
+    wanted: Any = {"logprobs": True, "top_logprobs": 1, "tools": openai.omit}
+    if stream:
+        parts = [part async for part in await clients.openai.chat.completions.create(**CHAT | wanted, stream=True)]
+        found = [one.logprobs for part in parts for one in part.choices]
+    else:
+        found = [(await clients.openai.chat.completions.create(**CHAT | wanted)).choices[0].logprobs]
+    tokens = [token for logprobs in found if logprobs is not None for token in logprobs.content or ()]
+    assert bytes(byte for token in tokens for byte in token.bytes or ()).decode() == text + END
+    assert any("\ufffd" in token.token for token in tokens)
+    response = await clients.openai.responses.create(**RESPONSES, include=["message.output_text.logprobs"])
+    shown = response.output[0].content[0].logprobs  # type: ignore[union-attr]
+    assert bytes(byte for token in shown for byte in token.bytes).decode().startswith(text)  # type: ignore[union-attr]
+
+
+async def test_every_answer_has_the_id_of_its_request(server: ModelServer, clients: Clients) -> None:
+    server.lines = ["Hi." + END] * 2
+    answer = await clients.openai.chat.completions.create(**CHAT)
+    message = await clients.anthropic.messages.create(**MESSAGES)
+    assert [answer._request_id, message._request_id] == [call.id for call in (await server.check(calls=2)).calls]
+    with pytest.raises(openai.BadRequestError) as refused:
+        await clients.openai.chat.completions.create(**CHAT, temperature=9)
+    assert (refused.value.request_id or "").startswith("req_")
+    with pytest.raises(anthropic.BadRequestError) as rejected:
+        await clients.anthropic.messages.create(**MESSAGES | {"messages": []})
+    assert (rejected.value.request_id or "").startswith("req_")
+
+
+async def test_errors_on_unknown_paths_are_the_clients_and_say_what_is_wrong_with_its_base_url(
+    server: ModelServer,
+) -> None:
+    key: Any = {"api_key": server.key, "max_retries": 0}
+    async with (
+        openai.AsyncOpenAI(base_url=server.url, **key) as short,
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", **key) as usual,
+        anthropic.AsyncAnthropic(base_url=f"{server.url}/v1", **key) as long,
+        anthropic.AsyncAnthropic(base_url=server.url, **key) as other,
+    ):
+        with pytest.raises(openai.NotFoundError, match="add /v1 to the client's base URL") as lost:
+            await short.chat.completions.create(**CHAT)
+        assert (lost.value.type, lost.value.code) == ("not_found_error", "not_found")
+        with pytest.raises(openai.NotFoundError, match="is not served"):
+            await usual.files.list()
+        for client, post, hint in (
+            (long, "/v1/messages", "remove /v1 from the client's base URL"),
+            (other, "/v1/messages/batches", "is not served"),
+            (other, "/files", "there is nothing at"),
+        ):
+            with pytest.raises(anthropic.NotFoundError, match=hint) as missing:
+                await client.post(post, body={}, cast_to=object)
+            body: Any = missing.value.body
+            assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
+        with pytest.raises(anthropic.NotFoundError) as missing:
+            server.service.gateway.models = {}  # type: ignore[union-attr]
+            await other.models.retrieve("m")
+        assert missing.value.body["type"] == "error"  # type: ignore[index]
+        with pytest.raises(anthropic.APIStatusError) as wrong:
+            await other.get("/v1/messages", cast_to=object)
+        assert wrong.value.body["type"] == "error"  # type: ignore[index]
+
+
+async def test_what_has_no_effect_is_said_once(
+    server: ModelServer, clients: Clients, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.say = lambda _: "Hi." + END
+    for _ in range(2):
+        await clients.ask(
+            "chat", logit_bias={"5": 3}, audio={"voice": "ash", "format": "wav"}, user="me", prediction=None
+        )
+        await clients.ask("responses", text={"verbosity": "low"}, max_tool_calls=3)
+        await clients.ask("messages", extra_body={"context_management": {"edits": [{"type": "x"}]}})
+    said = [record.message.rpartition(": ")[2] for record in caplog.records if "no effect" in record.message]
+    assert said == ["logit_bias", "audio", "max_tool_calls", "verbosity", "context_management"]
+    assert (await server.episode()).calls[0].request["logit_bias"] == {"5": 3}

@@ -11,7 +11,7 @@ from leyden.api.client import Remote
 from leyden.api.wire import GroupSpec, LeaseRequest, RunSpec
 from leyden.records import RunSettings, Task
 from leyden.server.control.keys import KeyKind
-from leyden.server.http.limits import LIMITS, Limit, Limiter, RateLimited
+from leyden.server.http.limits import LIMITS, Limit, Limiter, RateLimited, limits_for
 
 
 class Clock:
@@ -51,6 +51,17 @@ def test_a_key_has_a_burst_of_two_seconds_and_then_its_rate(clock: Clock) -> Non
     assert admitted(gate) == 5
     clock.now = 1000.0
     assert admitted(gate) == 20
+
+
+def test_the_requests_that_an_attempt_may_have_at_once_have_a_key(clock: Clock) -> None:
+    gate = Limiter(limits_for(512), clock)
+    with ExitStack() as active:
+        for _ in range(512):
+            active.enter_context(gate.admit(KeyKind.ATTEMPT, "key"))
+        with pytest.raises(RateLimited, match=r"more than 512 requests at once \(server\.concurrent_calls"):
+            gate.admit(KeyKind.ATTEMPT, "key")
+    assert gate.limits[KeyKind.ATTEMPT] == Limit(800, 512, 1024, 0.25)
+    assert limits_for(128) == LIMITS
 
 
 def test_a_refusal_says_when_to_retry(clock: Clock) -> None:

@@ -4,7 +4,7 @@ Pages come with a policy that allows scripts and styles of this server only; dat
 text, so nothing that an agent wrote can become markup.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
 
 from msgspec import Struct
@@ -52,7 +52,7 @@ def page(scripts: Sequence[str]) -> Callable[[ServerContext, Request[None, dict[
     return show
 
 
-def sign_in_page(error: ApiError) -> bytes:
+def sign_in_page(error: ApiError, headers: Mapping[str, str]) -> bytes:
     """Return the page that asks for a key."""
     return _FILES["signin.html"]
 

@@ -1,8 +1,9 @@
 """Answers model calls: routes each to a served model, the upstream or a fixed answer; sets its budget and sampling."""
 
+import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
 from functools import partial
 from hashlib import blake2b
@@ -22,6 +23,7 @@ from leyden.server.gateway.calls.caller import Caller
 from leyden.server.gateway.calls.recorder import Recorder
 from leyden.server.gateway.calls.run_rules import role_by_prompt, route_target
 from leyden.server.gateway.dialects.base import StoredAnswer
+from leyden.server.gateway.dialects.left_out import LEFT_OUT
 from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.prompts.prompt import Prompt, build_prompt, count_tokens
@@ -37,6 +39,7 @@ from leyden.store.store import Store
 if TYPE_CHECKING:
     from leyden.server.gateway.upstream.client import UpstreamClient
 
+_log = logging.getLogger("leyden.server")
 _OWN_ENDINGS = frozenset({Ending.SUCCEEDED, Ending.TIMEOUT, Ending.AGENT_ERROR})
 """Endings that count as the agent's own."""
 
@@ -64,6 +67,8 @@ class Gateway:
         self._started: dict[str, Purpose] = {}
         """The active attempts that started after this server, which have no earlier calls to read from the store."""
         self._settings: dict[str, RunSettings] = {}
+        self._told: defaultdict[str, set[str]] = defaultdict(set)
+        """What the log says of each run that has no effect."""
         store.notifications.subscribe(self._on_event)
 
     def _on_event(self, event: Event) -> None:
@@ -75,6 +80,7 @@ class Gateway:
             self._end_sessions(event.subject)
         elif event.kind is EventKind.RUN_DELETED:
             self._settings.pop(event.run, None)
+            self._told.pop(event.run, None)
             self.times.pop(event.run, None)
 
     async def close(self) -> None:
@@ -94,6 +100,9 @@ class Gateway:
         await self._pacer.turn()
         attempt = await self._calls_by(caller)
         target = self._route(request.model, attempt.settings)
+        self._tell_ignored(caller, request.ignored)
+        if any(LEFT_OUT in message for message in request.messages):
+            self._tell_ignored(caller, ("pictures or files in tools' results",))
         caller = replace(caller, role=caller.role or role_by_prompt(request.messages, attempt.settings.roles))
         if isinstance(target, ServedModel):
             answering = self._generate(target, attempt, caller, request)
@@ -123,7 +132,10 @@ class Gateway:
     ) -> AsyncGenerator[AnswerEvent, None]:
         """Answer a call with a served model."""
         settings, index = attempt.settings, attempt.index
-        model = _with_reasoning(model, settings, request)
+        switched = _with_reasoning(model, settings, request)
+        if switched is model and request.reasoning is False and model.reasoning_end is not None:
+            self._tell_ignored(caller, ("reasoning switched off (the model's template has no switch)",))
+        model = switched
         # Without the allowed mass, calls under a grammar give no gradient: training rollouts leave them free.
         free = attempt.purpose is Purpose.TRAIN and not model.engine.reports_allowed_mass
         constrains_calls = not free and model.structured_output.can_constrain_calls
@@ -252,6 +264,14 @@ class Gateway:
         raise GatewayError(
             ErrorKind.NO_MODEL, f"no model {model!r} is served here: name it in the run's routes", "model"
         )
+
+    def _tell_ignored(self, caller: Caller, names: Sequence[str]) -> None:
+        """Say once for each run what its calls request that has no effect."""
+        run = "" if caller.direct else caller.attempt.run
+        for name in names:
+            if name not in self._told[run]:
+                self._told[run].add(name)
+                _log.warning("calls%s request what has no effect here: %s", f" of run {run}" if run else "", name)
 
     def _end_sessions(self, attempt: str) -> None:
         for model in self.models.values():

@@ -1,6 +1,6 @@
 """The HTTP routes of the gateway: those of every dialect, and the paths that are passed on to the upstream."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -20,7 +20,7 @@ from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.http.content import JSON
 from leyden.server.http.errors import ApiError
-from leyden.server.http.responses import Raw, Request, Route
+from leyden.server.http.responses import REQUEST_ID_HEADERS, Raw, Request, Route
 from leyden.server.http.streaming import EVENT_STREAM, StreamResponse
 from leyden.server.service import ServerContext
 
@@ -31,6 +31,7 @@ _FORWARDED = frozenset({"audio", "classify", "embeddings", "images", "moderation
 """Paths that call a model and leave nothing behind, which is all that an agent's key is for. Other paths of an upstream
 (files, jobs, adapters) are for those who hold its key, and other dialects of chat would bypass the record."""
 
+_PATHS = frozenset({"/models", *(dialect.path for dialect in DIALECTS)})
 _KIND_OF_REASON: dict[str, ErrorKind] = {str(kind): kind for kind in ErrorKind}
 _KIND_OF_STATUS = {
     401: ErrorKind.BAD_KEY,
@@ -52,7 +53,8 @@ def generation_handler(dialect: Dialect) -> Handler:
         started = await anext(events)  # raises what is wrong with the request, before any byte of an answer
         assert isinstance(started, AnswerStarted)
         writer = parsed.writer(started)
-        headers = (("x-leyden-call", started.id),)  # the id in the record, by which a caller can reward the call
+        # The id in the record, by which a caller can reward the call, is the one that SDKs show for the request.
+        headers = tuple((name, started.id) for name in ("x-leyden-call", *REQUEST_ID_HEADERS))
         if parsed.generation.stream:
             return StreamResponse(_stream(writer, events), headers=dict(headers))
         async with aclosing(events):
@@ -61,17 +63,20 @@ def generation_handler(dialect: Dialect) -> Handler:
     return generate
 
 
-def extra_handler(candidates: Sequence[DialectRoute]) -> Handler:
-    """Return the handler of a path that several dialects may share; a request's headers decide which one answers."""
-    ordered = sorted(candidates, key=lambda route: route.header is None)
+def extra_handler(candidates: Mapping[str | None, DialectRoute]) -> Handler:
+    """Return the handler of a path that several dialects may share; a request's headers decide which one answers.
+
+    `candidates` are by the header of their dialect; None is the one of clients that send none of these.
+    """
+    usual = candidates.get(None) or next(iter(candidates.values()))
 
     async def answer(service: ServerContext, request: Request[Any, Any]) -> Raw:
-        route = next(route for route in ordered if route.header is None or route.header in request.headers)
+        route = next((route for header, route in candidates.items() if header in request.headers), usual)
         body = request.body.content if request.body is not None else b""
         access = _RequestAccess(service, request)
         return Raw(await route.handler(access, RouteRequest(request.path, request.query, body)), JSON)
 
-    answer.__doc__ = ordered[0].handler.__doc__  # the summary in the OpenAPI description
+    answer.__doc__ = usual.handler.__doc__  # the summary in the OpenAPI description
     return answer
 
 
@@ -92,7 +97,22 @@ async def refuse(service: ServerContext, request: Request[Any, Any]) -> Raw:
     raise _not_served(request.path["path"])
 
 
+def base_url_hint(path: str) -> str:
+    """Return what to change in the base URL of a client that sends requests to a path; empty if there is no sign."""
+    if path in _PATHS:
+        return f": add /v1 to the client's base URL, /v1{path} is served"
+    return ": remove /v1 from the client's base URL" if path.startswith("/v1/v1/") else ""
+
+
+def unrouted_error(error: ApiError, path: str, headers: Mapping[str, str]) -> bytes | None:
+    """Write the error of a path outside of all routes in the dialect of its client; None if it speaks none."""
+    dialect = _dialect_of(headers, DIALECTS[0] if path in _PATHS else None)
+    return None if dialect is None else _write_error(dialect, error)
+
+
 def _not_served(path: str) -> GatewayError:
+    if hint := base_url_hint(f"/v1/{path}"):
+        return GatewayError(ErrorKind.NOT_FOUND, f"/v1/{path} is not served{hint}")
     served = ", ".join(f"/v1{dialect.path}" for dialect in DIALECTS)
     forwarded = f"{', '.join(sorted(_FORWARDED))} are passed on by POST where the server has an --upstream"
     return GatewayError(ErrorKind.NOT_FOUND, f"/v1/{path} is not served: {served} and /v1/models are; {forwarded}")
@@ -151,19 +171,24 @@ async def _stream(writer: AnswerWriter, events: AsyncGenerator[AnswerEvent, None
         yield chunk
 
 
-def _errors_of(dialect: Dialect) -> Callable[[ApiError], bytes]:
-    """Return a function that writes the errors of any part of the server in a dialect."""
+def _dialect_of(headers: Mapping[str, str], usual: Dialect | None) -> Dialect | None:
+    """Return the dialect of the client that sent a request; the usual one if its headers do not say."""
+    return next((dialect for dialect in DIALECTS if dialect.header is not None and dialect.header in headers), usual)
 
-    def write(error: ApiError) -> bytes:
-        other = _KIND_OF_STATUS.get(error.status, ErrorKind.INVALID if error.status < 500 else ErrorKind.FAILED)
-        wait = dict(error.headers).get("retry-after")
-        kind = _KIND_OF_REASON.get(error.reason, other)
-        return dialect.write_error(GatewayError(kind, error.message, error.field, float(wait) if wait else None))
 
-    return write
+def _write_error(dialect: Dialect, error: ApiError) -> bytes:
+    """Write an error of any part of the server in a dialect."""
+    other = _KIND_OF_STATUS.get(error.status, ErrorKind.INVALID if error.status < 500 else ErrorKind.FAILED)
+    wait = dict(error.headers).get("retry-after")
+    kind = _KIND_OF_REASON.get(error.reason, other)
+    return dialect.write_error(GatewayError(kind, error.message, error.field, float(wait) if wait else None))
 
 
 def _route(method: str, path: str, handler: Handler, dialect: Dialect) -> Route:
+    def write_error(error: ApiError, headers: Mapping[str, str]) -> bytes:
+        own = path.endswith(dialect.path)
+        return _write_error(dialect if own else _dialect_of(headers, dialect) or dialect, error)
+
     posts = method == "POST"
     media_types = ("*/*",) if handler is forward else (JSON, EVENT_STREAM) if path.endswith(dialect.path) else (JSON,)
     return Route(
@@ -175,20 +200,22 @@ def _route(method: str, path: str, handler: Handler, dialect: Dialect) -> Route:
         query=_QUERY,
         returns=Raw,
         waits=posts,
-        error=_errors_of(dialect),
+        error=write_error,
+        request_ids=True,
         media_types=media_types,
     )
 
 
 def _routes() -> Iterator[tuple[str, str, Handler, Dialect]]:
     """Yield method, path beneath /v1, handler and the dialect that writes errors."""
-    shared: dict[tuple[str, str], list[tuple[DialectRoute, Dialect]]] = {}
+    shared: dict[tuple[str, str], dict[str | None, tuple[DialectRoute, Dialect]]] = {}
     for dialect in DIALECTS:
         yield "POST", dialect.path, generation_handler(dialect), dialect
         for route in dialect.extra_routes:
-            shared.setdefault((route.method, route.path), []).append((route, dialect))
+            shared.setdefault((route.method, route.path), {})[dialect.header] = route, dialect
     for (method, path), candidates in shared.items():
-        yield method, path, extra_handler([route for route, _ in candidates]), candidates[0][1]
+        handler = extra_handler({header: route for header, (route, _) in candidates.items()})
+        yield method, path, handler, next(iter(candidates.values()))[1]
     yield "POST", "/{path:path}", forward, DIALECTS[0]
     yield "GET", "/{path:path}", refuse, DIALECTS[0]
     yield "DELETE", "/{path:path}", refuse, DIALECTS[0]

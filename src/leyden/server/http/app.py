@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from secrets import token_hex
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
@@ -20,11 +21,12 @@ from leyden.api.endpoint import Permission
 from leyden.server.control.keys import TRUSTED_KINDS, Key, KeyKind, KeyRefused, check_permission
 from leyden.server.control.routes import ROUTES
 from leyden.server.gateway.errors import GatewayError
+from leyden.server.gateway.routes import base_url_hint, unrouted_error
 from leyden.server.http.address import is_loopback
 from leyden.server.http.content import JSON, check_path, check_values, decode, decode_query, encode, read_body
 from leyden.server.http.errors import ApiError, ErrorBody, ErrorDetail, api_error
 from leyden.server.http.limits import BodyReservation
-from leyden.server.http.responses import Raw, Request, Route
+from leyden.server.http.responses import REQUEST_ID_HEADERS, Raw, Request, Route
 from leyden.server.service import ServerContext
 from leyden.store.errors import StoreUnavailable
 
@@ -100,12 +102,16 @@ class PathHandler:
         """Answer one request. The request counts against the limits of its key until its response is sent."""
         started = time.perf_counter()
         route = self._routes.get(scope["method"])
+        written_like = route or next((other for other in self._routes.values() if other.request_ids), None)
+        request = f"req_{token_hex(12)}" if written_like is not None and written_like.request_ids else ""
         status = _DISCONNECTED
         with ExitStack() as admission:
             try:
                 response = await self._respond(route, scope, receive, admission)
             except Exception as error:
-                response = self._refuse(route, scope, error)
+                response = self._refuse(written_like, scope, error, request)
+            for name in REQUEST_ID_HEADERS if request else ():
+                response.headers.setdefault(name, request)
             status = response.status_code
             await response(scope, receive, send)
         if status == _DISCONNECTED:
@@ -116,7 +122,7 @@ class PathHandler:
         if route is None:
             raise self._not_allowed(scope) if self._routes else _not_found(scope)
         service, path = self._service, scope["path_params"]
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        headers = _headers(scope)
         key = _ANONYMOUS
         if route.permission is not None:
             key = self._authenticate(route.permission, path, headers)
@@ -179,18 +185,20 @@ class PathHandler:
         message = f"{scope['path']} takes {allowed}"
         return ApiError(405, "method_not_allowed", message, headers=[("allow", allowed)])
 
-    def _refuse(self, route: Route | None, scope: Scope, exception: Exception) -> Response:
+    def _refuse(self, route: Route | None, scope: Scope, exception: Exception, request: str) -> Response:
         error = api_error(exception)
         if error.status < 500:
             self._service.telemetry.refused.labels(error.reason).inc()
         elif isinstance(exception, GatewayError):  # an engine or an upstream failed, not this server
-            _log.warning("%s %s failed: %s", scope["method"], scope["path"], error.message)
+            _log.warning("%s %s failed (%s): %s", scope["method"], scope["path"], request, error.message)
         elif not isinstance(exception, StoreUnavailable):  # the store logs it once for all requests
-            _log.exception("%s %s failed", scope["method"], scope["path"], exc_info=exception)
+            _log.exception("%s %s failed %s", scope["method"], scope["path"], request, exc_info=exception)
+        content_type, sent = JSON, _headers(scope)
+        body = unrouted_error(error, scope["path"], sent) if route is None else None
         if route is not None and route.error is not None:
-            body, content_type = route.error(error), route.error_type
-        else:
-            body, content_type = encode(ErrorBody(ErrorDetail(error.reason, error.message, error.field)), JSON)[0], JSON
+            body, content_type = route.error(error, sent), route.error_type
+        if body is None:
+            body = encode(ErrorBody(ErrorDetail(error.reason, error.message, error.field)), JSON)[0]
         headers = {**dict(error.headers), **dict(route.error_headers if route is not None else ())}
         return Response(body, error.status, headers, content_type)
 
@@ -201,8 +209,12 @@ def _cookie(header: str, name: str) -> str:
     return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
 
 
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+
+
 def _not_found(scope: Scope) -> ApiError:
-    return ApiError(404, "not_found", f"there is nothing at {scope['path'] or '/'}")
+    return ApiError(404, "not_found", f"there is nothing at {scope['path']}{base_url_hint(scope['path'])}")
 
 
 def _is_local(headers: Mapping[str, str]) -> bool:

@@ -8,13 +8,13 @@ only how long a connection is idle between two requests.
 
 import asyncio
 import resource
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from leyden.server.control.keys import Key
-from leyden.server.http.limits import LIMITS, RateLimited
+from leyden.server.control.keys import Key, KeyKind
+from leyden.server.http.limits import Limit, RateLimited
 
 KEEP_ALIVE_S = 75
 """How long a connection may be idle between two requests."""
@@ -33,7 +33,8 @@ _RESERVED = 100
 class ConnectionLimits:
     """The open connections of one server."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Mapping[KeyKind, Limit]) -> None:
+        self._limits = limits
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._max_connections = max(limit - _RESERVED, limit // 2)
         self._max_anonymous = self._max_connections // 2
@@ -61,7 +62,7 @@ class ConnectionLimits:
 
     def hold(self, connection: "LimitedConnection", key: Key) -> None:
         """Count a connection for a key that was sent on it. Raises `RateLimited` if all of the key's are in use."""
-        limit, held = LIMITS[key.kind], self._of_key.get(key.id, {})
+        limit, held = self._limits[key.kind], self._of_key.get(key.id, {})
         allowed = max(1, min(limit.connections, int(limit.share * self._max_connections)))
         if len(held) >= allowed and not self._close_idle(held):
             raise RateLimited(f"more than {allowed} connections at once", 1.0)

@@ -1,5 +1,6 @@
 """Limits per key: its rate, its concurrent requests and connections, and the memory of bodies that it sends."""
 
+import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from typing import Self
 
 from msgspec import Struct
 
+from leyden import defaults
 from leyden.server.control.keys import KeyKind
 
 SMALL_BODY = 250_000
@@ -31,10 +33,18 @@ LIMITS: dict[KeyKind, Limit] = {
     KeyKind.ADMIN: Limit(20_000, 8192, 16_384, 1.0),
     KeyKind.WORKER: Limit(20_000, 8192, 16_384, 1.0),
     KeyKind.POOL: Limit(5_000, 4096, 8192, 0.75),
-    KeyKind.ATTEMPT: Limit(200, 128, 256, 0.25),
+    KeyKind.ATTEMPT: Limit(200, defaults.CONCURRENT_CALLS, 256, 0.25),
     KeyKind.VIEWER: Limit(100, 64, 256, 0.25),
     KeyKind.CLIENT: Limit(5_000, 4096, 8192, 0.75),
 }
+
+
+def limits_for(concurrent_calls: int) -> dict[KeyKind, Limit]:
+    """Return the limits of a server whose attempts may have so many requests at once; their other limits grow along."""
+    usual = LIMITS[KeyKind.ATTEMPT]
+    factor = concurrent_calls / usual.concurrency
+    own = Limit(usual.per_second * factor, concurrent_calls, math.ceil(usual.connections * factor), usual.share)
+    return {**LIMITS, KeyKind.ATTEMPT: own}
 
 
 class RateLimited(Exception):
@@ -66,13 +76,13 @@ class Limiter:
     _MAX_KEYS = 4096
 
     def __init__(self, limits: dict[KeyKind, Limit] = LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limits = limits
+        self.limits = limits
         self._clock = clock
         self._usage: OrderedDict[str, KeyUsage] = OrderedDict()
 
     def admit(self, kind: KeyKind, id: str) -> KeyUsage:
         """Count one request of a key, or raise `RateLimited`; return the context in which it is active."""
-        limit, now = self._limits[kind], self._clock()
+        limit, now = self.limits[kind], self._clock()
         usage = self._usage.get(id)
         if usage is None:
             usage = self._usage[id] = KeyUsage(2 * limit.per_second, now)
@@ -85,7 +95,8 @@ class Limiter:
             retry_after = (1 - usage.tokens) / limit.per_second
             raise RateLimited(f"more than {limit.per_second:g} requests a second", retry_after)
         if usage.active >= limit.concurrency:
-            raise RateLimited(f"more than {limit.concurrency} requests at once", 1.0)
+            key = " (server.concurrent_calls, --concurrent-calls)" if kind is KeyKind.ATTEMPT else ""
+            raise RateLimited(f"more than {limit.concurrency} requests at once{key}", 1.0)
         usage.tokens -= 1
         return usage
 

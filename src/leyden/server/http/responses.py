@@ -12,6 +12,8 @@ from leyden.api.endpoint import Permission
 from leyden.server.control.keys import Key
 from leyden.server.http.errors import ApiError
 
+REQUEST_ID_HEADERS = ("x-request-id", "request-id")
+"""By which OpenAI's and Anthropic's SDKs know the id of a request."""
 Body = TypeVar("Body")
 Query = TypeVar("Query")
 
@@ -47,8 +49,10 @@ class Route(msgspec.Struct, frozen=True):
     returns: Any = None
     waits: bool = False
     """Whether the handler may wait for long; a client that disconnects then cancels it."""
-    error: Callable[[ApiError], bytes] | None = None
-    """Writes the body of an error in the route's dialect; None: an `ErrorBody`."""
+    error: Callable[[ApiError, Mapping[str, str]], bytes] | None = None
+    """Writes the body of an error, given the headers of the request, in the route's dialect; None: an `ErrorBody`."""
+    request_ids: bool = False
+    """Whether every answer has an id of its request, which the log has too if it failed."""
     error_type: str = "application/json"
     """Media type of what `error` writes."""
     error_headers: tuple[tuple[str, str], ...] = ()

@@ -252,14 +252,13 @@ class StreamParser:
     def _token_infos(self, chunk: TokenChunk) -> list[TokenInfo]:
         infos = []
         for at, (id, logprob) in enumerate(zip(chunk.ids, chunk.logprobs, strict=True)):
-            top = [(self._text(other), value) for other, value in (chunk.top[at] if chunk.top else ())]
-            text = self._text(id)
-            alternatives = tuple((text, text.encode(), value) for text, value in top)
-            infos.append(TokenInfo(text, text.encode(), logprob, alternatives, id))
+            top = chunk.top[at] if chunk.top else ()
+            alternatives = tuple((*self._written(other), value) for other, value in top)
+            infos.append(TokenInfo(*self._written(id), logprob, alternatives, id))
         return infos
 
-    def _text(self, id: int) -> str:
-        return self._tokenizer.decode([id])
+    def _written(self, id: int) -> tuple[str, bytes]:
+        return self._tokenizer.decode([id]), self._tokenizer.token_bytes(id)
 
 
 def _stable_prefix(text: str, withheld: tuple[str, ...]) -> str:

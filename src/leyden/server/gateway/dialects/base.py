@@ -86,8 +86,6 @@ class DialectRoute(Struct, frozen=True):
     """Beneath /v1. `{name}` matches one segment, `{name:path}` all that follow."""
     handler: Callable[[ModelAccess, RouteRequest], Awaitable[bytes]]
     """The first line of its docstring is the summary in the OpenAPI description."""
-    header: str | None = None
-    """Serves only requests that carry this header, if two dialects share a path."""
 
 
 class Dialect(Protocol):
@@ -96,6 +94,10 @@ class Dialect(Protocol):
     @property
     def path(self) -> str:
         """The path beneath /v1 of the route that generates. It takes POST."""
+
+    @property
+    def header(self) -> str | None:
+        """A header that only clients of this API send: it tells whose request it is on a path that APIs share."""
 
     @property
     def extra_routes(self) -> Sequence[DialectRoute]:

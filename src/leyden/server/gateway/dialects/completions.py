@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from leyden.records import Sampling
 from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess
-from leyden.server.gateway.dialects.encoding import decode_body, sse_event
+from leyden.server.gateway.dialects.encoding import decode_body, given_of, sse_event
 from leyden.server.gateway.dialects.openai_error import openai_error
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
@@ -83,6 +83,7 @@ class CompletionsDialect:
     """Serves /v1/completions."""
 
     path = "/completions"
+    header = None
 
     @property
     def extra_routes(self) -> Sequence[DialectRoute]:
@@ -103,6 +104,7 @@ class CompletionsDialect:
                 stream=bool(request.stream),
                 top_logprobs=0 if request.logprobs is None and request.return_token_ids else request.logprobs,
                 prompt_logprobs=request.echoes_logprobs,
+                ignored=given_of(document, ("logit_bias",)),
                 request={name: value for name, value in document.items() if name != "prompt"},
             )
             for prompt in _prompts(request.prompt)

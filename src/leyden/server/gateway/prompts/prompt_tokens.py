@@ -17,17 +17,17 @@ def describe_prompt(
     """Describe a prompt with this text, for which the engine sent this chunk. The first token has no logprob."""
     logprobs: list[float | None] = [None, *chunk.prompt_logprobs]
     tops: list[Sequence[tuple[int, float]]] = [(), *(chunk.prompt_top or ((),) * len(chunk.prompt_logprobs))]
-    texts: dict[int, str] = {}
+    known: dict[int, tuple[str, bytes]] = {}
 
-    def text_of(id: int) -> str:
-        if id not in texts:
-            texts[id] = tokenizer.decode([id])
-        return texts[id]
+    def written(id: int) -> tuple[str, bytes]:
+        if id not in known:
+            known[id] = tokenizer.decode([id]), tokenizer.token_bytes(id)
+        return known[id]
 
     tokens = []
     for id, logprob, top in zip(ids, logprobs, tops, strict=True):
-        alternatives = tuple((other := text_of(one), other.encode(), value) for one, value in top)
-        tokens.append(TokenInfo(text_of(id), text_of(id).encode(), logprob, alternatives, id))
+        alternatives = tuple((*written(one), value) for one, value in top)
+        tokens.append(TokenInfo(*written(id), logprob, alternatives, id))
     starts = list(_starts(tokenizer, ids))
     added = starts.pop() - len(text)  # tokens that are not in the text, like the one that begins a sequence
     return PromptTokens(choice, text, tuple(tokens), tuple(max(0, start - added) for start in starts))

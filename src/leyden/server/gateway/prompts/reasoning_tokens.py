@@ -11,6 +11,9 @@ class TokenDecoder(Protocol):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return the text of tokens."""
 
+    def token_bytes(self, id: int) -> bytes:
+        """Return the bytes of a token, which may be a part of a character."""
+
 
 def count_reasoning_tokens(tokenizer: TokenDecoder, ids: Sequence[int], reasoning: str) -> int:
     """Return how many tokens an answer has up to the end of its reasoning; 0 where its text does not contain it."""

@@ -16,6 +16,7 @@ class ChatDialect:
     """Serves /v1/chat/completions, and /v1/models in OpenAI's format."""
 
     path = "/chat/completions"
+    header = None
 
     @property
     def extra_routes(self) -> Sequence[DialectRoute]:

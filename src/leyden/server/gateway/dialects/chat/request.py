@@ -11,7 +11,7 @@ from leyden.server.gateway.dialects.encoding import decode_body, given_of
 from leyden.server.gateway.dialects.types import Format, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 
-_IGNORED = ("logit_bias", "audio", "modalities", "prediction", "verbosity", "web_search_options")
+_IGNORED = ("logit_bias", "audio", "prediction", "verbosity", "web_search_options")
 """Parameters that change the answers of OpenAI's service and have no effect here."""
 
 

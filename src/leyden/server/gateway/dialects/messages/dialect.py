@@ -59,14 +59,15 @@ class AnthropicDialect:
     """Serves /v1/messages, its token counts, and /v1/models in Anthropic's format."""
 
     path = "/messages"
+    header = "anthropic-version"
 
     @property
     def extra_routes(self) -> Sequence[DialectRoute]:
-        """Count tokens; list and describe the models for clients that send Anthropic's version header."""
+        """Count tokens; list and describe the models in Anthropic's format."""
         return (
             DialectRoute("POST", "/messages/count_tokens", _count_tokens),
-            DialectRoute("GET", "/models", list_models, header="anthropic-version"),
-            DialectRoute("GET", "/models/{model:path}", get_model, header="anthropic-version"),
+            DialectRoute("GET", "/models", list_models),
+            DialectRoute("GET", "/models/{model:path}", get_model),
         )
 
     async def read(self, body: bytes, access: ModelAccess) -> DialectRequest:

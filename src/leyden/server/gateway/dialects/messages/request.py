@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from leyden.records import Sampling
-from leyden.server.gateway.dialects.encoding import decode_body
+from leyden.server.gateway.dialects.encoding import decode_body, given_of
 from leyden.server.gateway.dialects.messages.client_tools import client_tool
 from leyden.server.gateway.dialects.messages.content import MessageReader
 from leyden.server.gateway.dialects.types import Format, GenerationRequest, ToolChoice
@@ -18,6 +18,10 @@ _UNSUPPORTED = {
     "compaction": "conversations are not summarised here: send the messages to keep",
     "mcp_servers": "tools of MCP servers are not supported",
 }
+
+
+_IGNORED = ("container", "context_management")
+"""Parameters that change the answers of Anthropic's service and have no effect here."""
 
 
 class CountRequest(Struct, frozen=True):
@@ -61,7 +65,8 @@ def read_request(data: bytes) -> GenerationRequest:
     if generation.messages[-1].get("tool_calls"):
         why = "the last message must be the user's, or text that the answer begins with"
         raise GatewayError(ErrorKind.INVALID, why, f"messages.{len(request.messages) - 1}")
-    return replace(generation, sampling=sampling, stream=bool(request.stream), request=others)
+    ignored = given_of(document, _IGNORED)
+    return replace(generation, sampling=sampling, stream=bool(request.stream), ignored=ignored, request=others)
 
 
 def shows_thinking(thinking: Any) -> bool:

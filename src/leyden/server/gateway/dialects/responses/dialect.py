@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
-from leyden.server.gateway.dialects.encoding import decode_body
+from leyden.server.gateway.dialects.encoding import decode_body, given_of
 from leyden.server.gateway.dialects.openai_error import openai_error
 from leyden.server.gateway.dialects.responses.history import without_repeated
 from leyden.server.gateway.dialects.responses.ids import call_of_response
@@ -36,6 +36,7 @@ class ResponsesDialect:
     """Serves /v1/responses and what is stored of them."""
 
     path = "/responses"
+    header = None
 
     @property
     def extra_routes(self) -> Sequence[DialectRoute]:
@@ -65,6 +66,7 @@ class ResponsesDialect:
             reasoning=request.reasons,
             truncates=request.truncation == "auto",
             parallel_tool_calls=request.parallel_tool_calls is not False,
+            ignored=given_of(document, ("max_tool_calls",)) + given_of(request.text or {}, ("verbosity",)),
             request=recorded_request(document, tools.given),
         )
         return DialectRequest(generation, lambda started: ResponseWriter(started.id, request, tools.given))
