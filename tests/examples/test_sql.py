@@ -79,6 +79,7 @@ async def test_a_query_that_fails_is_never_accepted_and_the_rounds_end(harness: 
     assert all('nothing": syntax error' in failure.why for failure in failures)
 
 
+@pytest.mark.slow  # other examples are trained in the quick tests, and here the roles are caught
 def test_two_training_steps_on_the_bundled_model(tmp_path: Path) -> None:
     subprocess.run([sys.executable, EXAMPLE / "make_tasks.py", tmp_path], check=True)
     trained = train_example("sql", tmp_path, tasks=tmp_path / "train.jsonl")

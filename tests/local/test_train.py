@@ -231,6 +231,7 @@ def test_a_run_that_collapses_warns_keeps_its_best_checkpoint_and_tests_that(tmp
     assert len(training.metrics()) == 5  # measured once
 
 
+@pytest.mark.slow  # tests/orchestrator/test_loop.py has it with a scripted learner
 def test_where_no_step_is_better_the_model_before_training_is_tested(tmp_path: Path) -> None:
     settings = (
         "reward=agent.py:judged",

@@ -74,6 +74,17 @@ async def test_evaluations_come_before_the_first_step_and_when_they_are_due_and_
     assert run.learner.digest == run.checkpoints[2][1]
 
 
+async def test_the_model_before_training_is_tested_if_no_step_is_better(tmp_path: Path) -> None:
+    def script(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
+        held_out = {"eval-0": 0.7, "eval-1": 0.5, "test-0": 0.6}
+        return held_out.get(spec.id[:6], float(index % 2)), [call(f"{spec.id}.{index}")], Ending.SUCCEEDED
+
+    run = ScriptedRun(tmp_path, script, held_out=2, test=1, training={"steps": 1}, evaluation={"rollouts": 1})
+    state = await run.start()
+    assert (state.step, state.best_step, state.best_reward) == (1, 0, 0.7)
+    assert run.journal[-1] == "tested 0" and run.store.versions == [1, 0] and run.learner.digest == "start"
+
+
 def some_fail(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
     """The second and the third group have too few rollouts that count."""
     if spec.id in ("train-1", "train-2"):

@@ -303,7 +303,7 @@ def test_the_interval_between_deliveries_bounds_their_number() -> None:
 
 async def test_tokens_after_an_update_are_of_the_new_weights(model: PreTrainedModel, engine: TorchEngine) -> None:
     old = make("llama" if isinstance(model, LlamaForCausalLM) else "gpt-neox")
-    await sample_across_an_update(model, old, engine, 600)
+    await sample_across_an_update(model, old, engine, 120)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt-neox"])

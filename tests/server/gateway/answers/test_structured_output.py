@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -196,13 +197,18 @@ SAID = '{"verdict": "right", "sure": true, "note": "so"}'
 CALL = call("add", '{"a": 1}')
 
 
+@lru_cache(maxsize=1)
+def formats_of(tokenizer: Tokenizer, loop: asyncio.AbstractEventLoop) -> StructuredOutput:
+    """What makes grammars, once for all of a test: it starts a process."""
+    return StructuredOutput(renderer_for(tokenizer), tokenizer, len(tokenizer))
+
+
 async def follows(text: str, prompt: str = "", calls: bool = False, tokenizer: Tokenizer = TOKENIZER) -> bool:
     """Whether the grammar of an answer allows a text, and then its end."""
-    renderer = renderer_for(tokenizer)
-    grammar = await StructuredOutput(renderer, tokenizer, len(tokenizer)).grammar(
-        WANTED, tokenizer.encode(prompt), calls
-    )
-    asked = EngineRequest((), Sampling(), tuple(renderer.get_stop_token_ids()), 1, "s", grammar=grammar)
+    formats = formats_of(tokenizer, asyncio.get_running_loop())
+    grammar = await formats.grammar(WANTED, tokenizer.encode(prompt), calls)
+    stops = tuple(renderer_for(tokenizer).get_stop_token_ids())
+    asked = EngineRequest((), Sampling(), stops, 1, "s", grammar=grammar)
     return await allows(asked, text + END, tokenizer)
 
 
