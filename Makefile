@@ -80,6 +80,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/hostile_patterns.py --out results/hostile_patterns
 	$(BIN)/python benchmarks/engine.py --out results/engine
 	$(BIN)/python benchmarks/loop.py --out results/loop
+	$(BIN)/python benchmarks/async.py --out results/async_tail
 	$(BIN)/python benchmarks/tree.py --out results/tree
 	$(BIN)/python benchmarks/loss_memory.py --out results/loss_memory
 	$(BIN)/python benchmarks/credit.py --out results/credit

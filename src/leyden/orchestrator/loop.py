@@ -65,7 +65,8 @@ class Trainer:
     async def _train(self, step: int) -> StepReport:
         """Make a step. Only its last update is published."""
         parts, policy, started = self._parts, self._config.policy, time.monotonic()
-        report = StepReport(step, [], StepAccounting(), started=time.time())
+        overlaps = self._config.training.max_staleness > 0
+        report = StepReport(step, [], StepAccounting(), started=time.time(), overlaps=overlaps)
         groups, episodes = await parts.rollouts.collect(report)
         if not groups and not report.accounting.groups_flat:
             await parts.credits.record(step, report.accounting)

@@ -71,17 +71,23 @@ class CheckedRun(ScriptedRun):
         """Train to the end; with `kills` the process is killed now and then and started again."""
         for _ in range(4 if kills is not None else 0):
             assert kills is not None
-            self.journal.crash_at = kills.randrange(2, 80)
-            try:
-                await self.start()
+            if not await self.killed_at(kills.randrange(2, 80)):
                 break
-            except Crash:
-                saved = max(self.checkpoints, default=0)
-                version = self.checkpoints[saved][0].version if saved else 0
-                self.store.versions = [one for one in self.store.versions if one <= version]
-                self.open()
-        self.journal.crash_at = None
         await self.start()
+
+    async def killed_at(self, entry: int) -> bool:
+        """Train until the process is killed, and begin a new one; false if the training ended before."""
+        self.journal.crash_at = entry
+        try:
+            await self.start()
+        except Crash:
+            saved = max(self.checkpoints, default=0)
+            version = self.checkpoints[saved][0].version if saved else 0
+            self.store.versions = [one for one in self.store.versions if one <= version]
+            self.open()
+            return True
+        self.journal.crash_at = None
+        return False
 
 
 async def check(folder: Path, seed: int, killed: bool) -> CheckedRun:
@@ -153,11 +159,10 @@ async def test_an_engine_that_sleeps_while_weights_are_trained_refuses_staleness
 
 async def test_tokens_that_are_too_old_are_left_out_and_counted(tmp_path: Path) -> None:
     """A run that is resumed with a lower limit has groups that are older than it allows."""
-    run = CheckedRun(tmp_path, 11, max_staleness=4, tasks_per_step=2)
-    await run.finish(None)
+    run = CheckedRun(tmp_path, 11, steps=9, max_staleness=4, tasks_per_step=2)
+    assert await run.killed_at(70) and run.checkpoints[max(run.checkpoints)][0].open_groups
     run.staleness.clear()
-    run.open()
-    run.with_settings(steps=9, max_staleness=0)
+    run.with_settings(max_staleness=0)
     await run.start()
     stale = sum(report.accounting.tokens_stale for report in run.observer.reports)
     assert stale > 0 and set(run.staleness) == {0}

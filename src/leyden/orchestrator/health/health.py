@@ -53,8 +53,9 @@ class Health:
 
     def find_warnings(self, report: StepReport) -> Iterator[str]:
         """Yield what else is wrong with a step."""
+        same_weights = max(report.staleness, default=0) == 0
         for message in (
-            self._mismatch.add_step(report.metrics[0].statistics) if report.metrics else None,
+            self._mismatch.add_step(report.metrics[0].statistics) if report.metrics and same_weights else None,
             self._position.add_step(report.accounting.advantages),
             self._standstill.add_step(report.step, step_metrics(report)),
         ):

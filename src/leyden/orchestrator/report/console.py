@@ -52,9 +52,7 @@ class ConsoleReport:
             f"{accounting.groups_flat} of {accounting.groups} groups flat",
             f"entropy {_entropy(report)}",
             f"{report.sampled} tokens",
-            f"{_speed(report.sampled_now, report.sampling_s)} tok/s sampled"
-            if report.sampled_now
-            else "sampled before",
+            "sampled before" if report.sampling_speed is None else f"{report.sampling_speed:.0f} tok/s sampled",
             f"{_speed(trained, report.training_s)} trained",
             f"{timedelta(seconds=round(left_s))} left",
         ]

@@ -48,7 +48,9 @@ class StepReport(Struct):
     by_kind: dict[str, list[float]] = field(default_factory=dict)
     """By kind of task (`algorithm.normalize_by`), the rewards of its rollouts."""
     sampled_now: int = 0
-    """Tokens sampled during this step; a resumed run finds the others in the store."""
+    """Tokens sampled during this step; others were sampled during steps before, or by an earlier process."""
+    overlaps: bool = False
+    """Whether agents go on while the step is trained."""
     started: float = 0.0
     """In seconds since 1970."""
     sampling_s: float = 0.0
@@ -106,6 +108,15 @@ class StepReport(Struct):
             self.staleness[publications.staleness(run.number)] += run.tokens
         self.sampled += sum(len(call.completion_ids) for call in calls)
         self.sampled_now += sum(len(call.completion_ids) for call in calls if call.started >= self.started)
+
+    @property
+    def sampling_speed(self) -> float | None:
+        """Sampled tokens per second; None if they were sampled before."""
+        if self.overlaps:
+            tokens, seconds = self.sampled, self.sampling_s + self.training_s + self.publishing_s
+        else:
+            tokens, seconds = self.sampled_now, self.sampling_s
+        return tokens / seconds if tokens and seconds > 0 else None
 
     @property
     def publishing_s(self) -> float:

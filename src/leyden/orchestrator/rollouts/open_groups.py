@@ -52,10 +52,9 @@ class OpenGroups:
         """What a run that resumes requests again."""
         return tuple(group.open for group in self.groups.values())
 
-    @property
-    def room(self) -> int:
-        """How many groups can be requested now."""
-        places = (self._max_staleness + 1) * self._per_step - self._not_replaced
+    def room(self, steps_left: int) -> int:
+        """Return how many groups can be requested now, `steps_left` before the end of the run."""
+        places = min(self._max_staleness + 1, steps_left) * self._per_step - self._not_replaced
         return places - sum(group.teaches for group in self._all)
 
     def take(self) -> list[RequestedGroup] | None:

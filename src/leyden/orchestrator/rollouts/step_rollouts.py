@@ -71,15 +71,15 @@ class StepRollouts:
 
     async def _request(self, step: int, resumed: Iterable[OpenGroup] = ()) -> None:
         """Request as many groups as may be open, those of an earlier process first."""
-        specs = []
+        training, specs = self._config.training, []
         for one in resumed:
             spec = self._source.at(one.position, step)
             self._open.groups[spec.id] = RequestedGroup(one, spec)
             specs.append(spec)
         ahead = len(self._open.groups)
-        for number in range(self._open.room):
+        for number in range(self._open.room(training.steps - step + 1)):
             one = OpenGroup(self._source.position, self._publications.newest)
-            spec = self._source.take(step + (ahead + number) // self._config.training.tasks_per_step)
+            spec = self._source.take(step + (ahead + number) // training.tasks_per_step)
             self._open.groups[spec.id] = RequestedGroup(one, spec)
             specs.append(spec)
         if specs:

@@ -1,0 +1,87 @@
+"""Does staleness cost reward? The calculator agent on the bundled model at several limits, with several seeds.
+
+    python benchmarks/async_learning.py --limits 0 1 4 --seeds 8 --out results/async_learning
+    python benchmarks/async_learning.py --settings "" training.flat_groups=refill --seeds 3 --out results/refill
+
+Every variant is trained with every seed; the seeds choose tasks and samples. Figures are means over seeds: of the
+reward over all training steps, of the held-out reward after the last step, and of sampled tokens. Differences are to
+the first variant, seed by seed, with 95 % intervals of Student's t. `ratio` is the reward of the last variant over that
+of the first.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean, stdev
+from tempfile import TemporaryDirectory
+
+from reporting import add_out, report_result
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "calc_plain" / "calc.toml"
+T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 11: 2.20, 15: 2.13}
+"""Quantiles of Student's t for two-sided intervals, by degrees of freedom."""
+
+
+def train(settings: str, seed: int, steps: int) -> dict[str, float]:
+    """Train once; return mean training reward, held-out reward at the end, and sampled tokens."""
+    with TemporaryDirectory() as home:
+        command = [sys.executable, "-m", "leyden.cli", "train", str(EXAMPLE), f"home={home}", "run=r", f"seed={seed}"]
+        command += [f"training.steps={steps}", "evaluation.every=0", f"checkpoints.every={steps}", *settings.split()]
+        subprocess.run(command, check=True, capture_output=True)
+        lines = [json.loads(line) for line in (Path(home) / "r" / "metrics.jsonl").read_text().splitlines()]
+    steps_made = [line for line in lines if line["step"] > 0]
+    return {
+        "reward": fmean(line["reward/mean"] for line in steps_made),
+        "held_out": lines[-1]["held_out/reward"],
+        "tokens": sum(line["tokens/sampled"] for line in steps_made),
+        "flat": sum(line["groups/flat"] for line in steps_made) / sum(line["groups/requested"] for line in steps_made),
+        "staleness": max(line["staleness/max"] for line in steps_made),
+    }
+
+
+def difference(first: list[float], other: list[float]) -> dict[str, float]:
+    """Return the mean difference of pairs, and its 95 % interval."""
+    pairs = [b - a for a, b in zip(first, other, strict=True)]
+    half = T_95[len(pairs) - 1] * stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else math.inf
+    return {"mean": round(fmean(pairs), 4), "low": round(fmean(pairs) - half, 4), "high": round(fmean(pairs) + half, 4)}
+
+
+def main() -> None:
+    """Train every variant with every seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limits", type=int, nargs="+", help="variants: values of training.max_staleness")
+    parser.add_argument("--settings", nargs="+", help="variants: settings, each in one argument")
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=16)
+    add_out(parser)
+    given = parser.parse_args()
+    variants = given.settings or [f"training.max_staleness={limit}" for limit in given.limits or (0, 1, 4)]
+    found: dict[str, list[dict[str, float]]] = {variant: [] for variant in variants}
+    for seed in range(given.seeds):
+        for variant in variants:
+            found[variant].append(train(variant, seed, given.steps))
+            print(seed, variant, {name: round(value, 3) for name, value in found[variant][-1].items()}, flush=True)
+    first = found[variants[0]]
+    result = {
+        "ratio": round(fmean(one["reward"] for one in found[variants[-1]]) / fmean(one["reward"] for one in first), 3),
+        "seeds": given.seeds,
+        "steps": given.steps,
+        "variants": {
+            variant or "default": {
+                **{name: round(fmean(run[name] for run in runs), 4) for name in runs[0]},
+                "difference": {
+                    name: difference([run[name] for run in first], [run[name] for run in runs])
+                    for name in ("reward", "held_out")
+                },
+            }
+            for variant, runs in found.items()
+        },
+    }
+    report_result(result, given.out, runs={variant or "default": runs for variant, runs in found.items()})
+
+
+if __name__ == "__main__":
+    main()
