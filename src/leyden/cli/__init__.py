@@ -24,7 +24,7 @@ from leyden.user_code.loading import LoadError
 
 _COMMANDS = {
     **dict.fromkeys(("train", "dev", "eval", "export"), "train"),
-    **{name: name for name in ("demo", "serve", "worker")},
+    **{name: name for name in ("init", "demo", "serve", "worker")},
     **dict.fromkeys(("runs", "show"), "show"),
     **{name: name for name in ("top", "compare", "report", "check", "rescore")},
     **dict.fromkeys(("delete", "prune"), "cleaning"),

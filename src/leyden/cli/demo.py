@@ -94,6 +94,7 @@ def next_commands(checkpoint: Path | None) -> list[tuple[str, str]]:
             "numbers and phrasings it never saw",
         ),
         (f"leyden export {RUN} --to my-spark", "a folder that transformers loads"),
+        ("leyden init my-agent", "this agent in a folder of its own, to put yours in its place"),
     ]
 
 
