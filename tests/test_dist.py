@@ -6,9 +6,11 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+from collections.abc import Iterator
 from email import message_from_bytes
 from email.message import Message
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
 import pytest
@@ -31,6 +33,13 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(dist: Path) -> Path:
     (found,) = dist.glob("*.whl")
     return found
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A folder that is not in memory: torch with CUDA takes gigabytes."""
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def metadata(wheel: Path) -> Message:
@@ -73,9 +82,9 @@ def interpreter(version: str) -> str:
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
-def test_the_wheel_trains_in_an_empty_environment(version: str, wheel: Path, tmp_path: Path) -> None:
-    subprocess.run([interpreter(version), "-m", "venv", tmp_path / "venv"], check=True)
-    bin = tmp_path / "venv" / "bin"
+def test_the_wheel_trains_in_an_empty_environment(version: str, wheel: Path, tmp_path: Path, disk: Path) -> None:
+    subprocess.run([interpreter(version), "-m", "venv", disk], check=True)
+    bin = disk / "bin"
     install = [bin / "python", "-m", "pip", "install", "--quiet", "--no-compile", "-c", ROOT / "constraints.txt"]
     subprocess.run([*install, f"leyden[train,demo] @ {wheel.as_uri()}"], check=True)
     shown = subprocess.run([bin / "python", "-m", "leyden", "--version"], capture_output=True, text=True, check=True)
