@@ -70,8 +70,9 @@ async def _init(options: argparse.Namespace) -> None:
         raise ConfigError(f"--from: there is no file {options.source}")
     model = options.model or _MODEL
     folder = options.folder or (options.source.parent if options.source else Path("my-agent"))
+    notes: list[str] = []
     if options.source is None:
-        files, notes = _example(model), []
+        files = _example(model)
         config = folder / f"{_run_name(folder.absolute().name)}.toml"
     else:
         source = recognise(options.source)
