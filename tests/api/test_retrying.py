@@ -7,8 +7,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from leyden.api.client import RemoteError
-from leyden.api.retrying import RetryingRemote, RetryLimits
+from leyden.api.client import RemoteError, RetryingRemote, RetryLimits
 
 QUICK = RetryLimits(max_backoff_s=0.001)
 

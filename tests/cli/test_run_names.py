@@ -20,8 +20,7 @@ from leyden.models.source import BUNDLED
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Metric, Purpose, Reward, Task
 from leyden.runs.checkpoint_files import write_checksums
-from leyden.runs.named_folders import require_run_folder
-from leyden.runs.run_checkpoints import find_checkpoint
+from leyden.runs.run_checkpoints import find_checkpoint, require_run_folder
 from leyden.runs.run_folder import RunFolder
 from leyden.server.control.keys import KeyKind
 from leyden.store.store import Store

@@ -2,7 +2,7 @@
 
 A declaration names method, path and permission; its parameters that the path does not name are the body of a POST, or
 the query of another request. From it follow the client's method (`Remote` inherits the declarations), the server's
-route (`server/control/serving.py`) and the OpenAPI description.
+route (`server/control/routes.py`) and the OpenAPI description.
 """
 
 from collections.abc import Callable, Coroutine, Mapping

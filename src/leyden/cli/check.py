@@ -7,7 +7,7 @@ from leyden.cli.arguments import run_name
 from leyden.cli.printing import print_json, stdout_console
 from leyden.config import ConfigError
 from leyden.runs.check import check_run
-from leyden.runs.named_folders import require_run_folder
+from leyden.runs.run_checkpoints import require_run_folder
 
 
 def add_check(commands: Any) -> argparse.ArgumentParser:

@@ -8,8 +8,8 @@ from leyden.cli.arguments import integer, run_name
 from leyden.cli.printing import format_bytes, print_json, stdout_console
 from leyden.cli.source import add_source, delete_stored
 from leyden.config import ConfigError
-from leyden.runs.named_folders import find_run_folder, require_run_folder
 from leyden.runs.pruning import PRUNABLE, prune_run
+from leyden.runs.run_checkpoints import find_run_folder, require_run_folder
 from leyden.runs.run_folder import RunFolder, folder_size
 from leyden.runs.stored_runs import has_only_others
 

@@ -23,8 +23,7 @@ from leyden.models.source import BUNDLED
 from leyden.outcomes import Ending
 from leyden.process.resources import configure_openmp
 from leyden.rl.registry import KINDS
-from leyden.runs.named_folders import require_run_folder
-from leyden.runs.run_checkpoints import find_checkpoint
+from leyden.runs.run_checkpoints import find_checkpoint, require_run_folder
 from leyden.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -126,7 +126,7 @@ def export(run: str, /, *, to: str | Path, step: str | int = "best", home: str |
     def work() -> Path:
         configure_openmp()
         from leyden.local.export import export as export_run  # imports torch
-        from leyden.runs.named_folders import require_run_folder
+        from leyden.runs.run_checkpoints import require_run_folder
 
         export_run(require_run_folder(Path(home), run), Path(to), str(step))
         return Path(to)

@@ -15,8 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from transformers import PreTrainedModel
 
-from leyden.api.client import Remote, read_key
-from leyden.api.retrying import RetryingRemote, RetryLimits
+from leyden.api.client import Remote, RetryingRemote, RetryLimits, read_key
 from leyden.api.wire import MAX_KEY_TTL_S, KeySpec, RunSpec
 from leyden.client.isolation.running import choose_mode
 from leyden.client.worker.options import WorkerOptions

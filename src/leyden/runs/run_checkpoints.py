@@ -1,13 +1,13 @@
 """Finds the run that a model is named after, and its checkpoints, without importing torch."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from leyden.config import ConfigError
 from leyden.models.source import BUNDLED
 from leyden.runs.checkpoint_files import STATE_FILE, checkpoint_folder, checkpoint_steps, find_damage, read_best_step
-from leyden.runs.named_folders import find_run_folder
 from leyden.runs.run_folder import stored_config
-from leyden.runs.run_names import is_run_folder, run_folders
+from leyden.runs.run_names import STORE_NAME, is_run_folder, may_have, run_folders
 
 
 def find_run(model: str, home: Path) -> Path | None:
@@ -61,3 +61,36 @@ def choose_checkpoint(run: Path, which: str) -> Path:
 def known_runs(home: Path) -> list[str]:
     """Return the names of the runs in a home folder."""
     return [folder.name for folder in run_folders(home)]
+
+
+def find_run_folder(home: Path, run: str) -> Path | None:
+    """Return the folder of the run of a name; None if there is no such run, or it has no folder."""
+    for folder in may_have(run_folders(home), run):
+        if folder.name == run:
+            return folder if run not in _common_ids(home) else None
+        if _is_folders_name(folder, run):
+            return folder
+    return None
+
+
+def require_run_folder(home: Path, run: str) -> Path:
+    """Return the folder of the run of a name; if it has none, raise an error with the runs that have one."""
+    if (folder := find_run_folder(home, run)) is not None:
+        return folder
+    known = ", ".join(folder.name for folder in run_folders(home))
+    there = f"; there are {known}" if known else ""
+    raise ConfigError(f"there is no run {run!r} with a folder in {home}{there}")
+
+
+def _common_ids(home: Path) -> Collection[str]:
+    if not (home / STORE_NAME).exists():
+        return ()
+    from leyden.runs.stored_runs import common_ids
+
+    return common_ids(home)
+
+
+def _is_folders_name(folder: Path, run: str) -> bool:
+    from leyden.runs.stored_runs import is_folders_name
+
+    return is_folders_name(folder, run)

@@ -11,7 +11,7 @@ from leyden.cli.printing import format_bytes, print_json, stdout_console
 from leyden.cli.report.page import render_report
 from leyden.cli.report.samples import read_samples
 from leyden.cli.source import add_source, open_source
-from leyden.runs.named_folders import find_run_folder
+from leyden.runs.run_checkpoints import find_run_folder
 
 _ALL_STEPS = 100_000
 

@@ -9,8 +9,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from leyden.api.client import RemoteError
-from leyden.api.retrying import RetryingRemote
+from leyden.api.client import RemoteError, RetryingRemote
 from leyden.api.wire import GroupScoring, Scores, ScoringHeartbeat, ScoringRequest
 from leyden.background import start_background
 from leyden.client.rewards.function import NoReward, RewardFunction

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from leyden.api.retrying import RetryingRemote
+from leyden.api.client import RetryingRemote
 from leyden.api.wire import MAX_KEY_TTL_S, KeySpec, Lease, NewKey
 from leyden.client.host_protocol import AttemptEnd, HostSetup, StepReward, StopReply
 from leyden.client.runners.host_process import AGENT_HOST, COMMAND_HOST, HostProcess

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from leyden.api.retrying import RetryingRemote
+from leyden.api.client import RetryingRemote
 from leyden.api.wire import HeartbeatRequest
 from leyden.background import wait_set
 from leyden.client.attempt.active_attempt import ActiveAttempt

@@ -12,8 +12,7 @@ from contextlib import AsyncExitStack, suppress
 
 from msgspec import Struct
 
-from leyden.api.client import RemoteError
-from leyden.api.retrying import RetryingRemote
+from leyden.api.client import RemoteError, RetryingRemote
 from leyden.api.wire import Lease, LeaseRequest, TimeoutRequest
 from leyden.backoff import Backoff
 from leyden.client.attempt.active_attempt import ActiveAttempt

@@ -10,8 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from leyden.api.client import RemoteError
-from leyden.api.retrying import RetryingRemote
+from leyden.api.client import RemoteError, RetryingRemote
 from leyden.api.wire import FinishRequest, Lease
 from leyden.client.host_protocol import AttemptEnd
 from leyden.client.rewards.function import NoReward, RewardFunction

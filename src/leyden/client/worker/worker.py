@@ -13,8 +13,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from leyden.api.client import RemoteError
-from leyden.api.retrying import RetryingRemote
+from leyden.api.client import RemoteError, RetryingRemote
 from leyden.client.host_protocol import HostSetup
 from leyden.client.isolation.options import IsolationOptions
 from leyden.client.isolation.running import Isolation, IsolationRequest, running_isolation

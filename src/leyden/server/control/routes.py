@@ -1,22 +1,79 @@
-"""The table of routes: the declared endpoints, each with what answers it, pages, and other routes of raw content."""
+"""The table of routes: the declared endpoints, each with what answers it, pages, and other routes of raw content.
 
-from collections.abc import Sequence
+mypy checks that what answers an endpoint takes and returns what the endpoint declares.
+"""
 
-from leyden.api.endpoint import Permission
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection
+
+from leyden.api.endpoint import Endpoint, Permission
 from leyden.api.endpoints import ControlApi
 from leyden.api.views import SeriesQuery
 from leyden.api.wire import CancelReply, Recorded
 from leyden.server.control import api, otlp
+from leyden.server.control.keys import Key
 from leyden.server.control.openapi import openapi_handler
-from leyden.server.control.serving import serve, serve_count, serve_query, serve_store
 from leyden.server.dashboard import api as dashboard
 from leyden.server.dashboard import pages, stream
 from leyden.server.gateway.routes import GATEWAY_ROUTES
 from leyden.server.http.content import JSON
-from leyden.server.http.responses import Raw, Route
+from leyden.server.http.responses import Raw, Request, Route
 from leyden.server.http.streaming import EVENT_STREAM
+from leyden.server.service import ServerContext
 from leyden.store.read import queries
 from leyden.store.store import Store
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def serve(endpoint: Endpoint[P, R], handler: Callable[Concatenate[ServerContext, Key, P], Awaitable[R]]) -> Route:
+    """Answer an endpoint with a function of the server, the key of the request and its arguments."""
+
+    answer: Callable[..., Awaitable[R]] = handler
+
+    async def handle(service: ServerContext, request: Request[Any, Any]) -> R:
+        content = request.query if endpoint.body is None else request.body
+        return await answer(service, request.key, *endpoint.arguments(request.path, content))
+
+    handle.__name__, handle.__doc__ = endpoint.name, endpoint.summary
+    return Route(
+        *(endpoint.method, endpoint.path, endpoint.permission, handle, endpoint.body, endpoint.query),
+        returns=endpoint.returns if endpoint.returns is not type(None) else None,
+        waits=endpoint.waits,
+    )
+
+
+def serve_query(endpoint: Endpoint[P, R], query: Callable[Concatenate[Connection, P], R]) -> Route:
+    """Answer an endpoint with a query of the store."""
+
+    async def handler(service: ServerContext, key: Key, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await service.store.read(query, *args, **kwargs)
+
+    return serve(endpoint, handler)
+
+
+def serve_store(endpoint: Endpoint[P, R], operation: Callable[Concatenate[Store, P], Awaitable[R]]) -> Route:
+    """Answer an endpoint with a method of the store."""
+
+    async def handler(service: ServerContext, key: Key, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await operation(service.store, *args, **kwargs)
+
+    return serve(endpoint, handler)
+
+
+def serve_count(
+    endpoint: Endpoint[P, R], operation: Callable[Concatenate[Store, P], Awaitable[int]], reply: Callable[[int], R]
+) -> Route:
+    """Answer an endpoint with the number of records that a method of the store has changed."""
+
+    async def handler(service: ServerContext, key: Key, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return reply(await operation(service.store, *args, **kwargs))
+
+    return serve(endpoint, handler)
+
 
 _RUN = "/api/runs/{run}"
 _PAGES = {
