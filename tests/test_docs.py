@@ -118,6 +118,7 @@ RUN_ELSEWHERE = {
     "serve": "tests/local/test_serve.py and tests/server start servers",
     "worker": "tests/local/test_train.py starts workers",
     "init": "tests/cli/test_init.py",
+    "--push": "tests/local/test_model_card.py",
     "engine.url": "tests/local/test_vllm_run.py, where vLLM is installed",
     "workers.processes=0": "tests/local/test_train.py",
 }

@@ -69,6 +69,9 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("name", metavar="RUN", type=run_name)
     command.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder to write")
     command.add_argument("--step", default="best", help="best, last, or a number (default: best)")
+    command.add_argument(
+        "--push", metavar="NAME", help="also upload it to the Hugging Face Hub, as USER/MODEL (private)"
+    )
     command.set_defaults(run=_export)
     return command
 
@@ -262,7 +265,13 @@ async def _export(options: argparse.Namespace) -> None:
     from leyden.local.export import export
 
     checkpoint = export(require_run_folder(options.home, options.name), options.to, options.step)
+    pushed = None
+    if options.push:
+        from leyden.local.model_card import push
+
+        pushed = push(options.to, options.push)
     if options.json:
-        print_json({"checkpoint": checkpoint, "to": options.to})
+        print_json({"checkpoint": checkpoint, "to": options.to, "pushed": pushed})
     else:
-        stdout_console().print(f"{checkpoint} is now {options.to}", soft_wrap=True)
+        place = f"{options.to}, and {pushed}" if pushed else options.to
+        stdout_console().print(f"{checkpoint} is now {place}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`leyden export`: writes the weights of a run as a folder that `transformers` loads, in the original precision."""
+"""`leyden export`: writes the weights of a run, in the original precision, as a folder that `transformers` loads."""
 
 from pathlib import Path
 from shutil import copyfile
@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from leyden.config import ConfigError
 from leyden.learner.checkpoint import tokenizer_files
+from leyden.local.model_card import write_card
 from leyden.models.source import find_model
 from leyden.runs.run_checkpoints import choose_checkpoint
 from leyden.runs.run_folder import stored_config
@@ -26,6 +27,7 @@ def export(run: Path, to: Path, which: str = "best") -> Path:
     model.save_pretrained(to)
     for file in tokenizer_files(checkpoint):
         copyfile(file, to / file.name)
+    write_card(run, config, checkpoint, to)
     ordinary = (to / "config.json").stat().st_mode  # safetensors writes files that only their owner may read
     for file in to.iterdir():
         file.chmod(ordinary)
