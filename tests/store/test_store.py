@@ -1,7 +1,6 @@
 """What the store promises, on every database it supports."""
 
 import asyncio
-import time
 
 import pytest
 from sqlalchemy import text
@@ -193,9 +192,6 @@ async def test_each_retry_waits_longer_unless_it_is_free(store: Store) -> None:
 
 
 async def test_who_waits_is_served_when_the_time_of_a_retry_has_come(store: Store) -> None:
-    store.clock.now = 0.0  # type: ignore[attr-defined]
-    began = time.monotonic()
-    store._dispatcher._clock = lambda: time.monotonic() - began
     await queue(store, "g")
     await store.finish("r", (await lease(store))[0], FinishRequest(Outcome(Ending.ENGINE_ERROR)))
     waiting = asyncio.create_task(store.lease(LeaseQuery("w", 1, None, None), 30))
