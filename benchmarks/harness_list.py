@@ -92,6 +92,8 @@ class Harness:
     files: dict[str, str] = field(default_factory=dict)
     """Files of its folder; `@URL@` and `@KEY@` in them are replaced."""
     environment: dict[str, str] = field(default_factory=dict)
+    qwen3: bool = False
+    """Whether Qwen3's template and renderer are used, with reasoning in every answer, which the run keeps."""
     fault: Fault | None = None
     faulty_call: int = 2
     """Which model call the fault is in."""
@@ -116,6 +118,15 @@ def timed_out(harness: Harness, dialect: str) -> Harness:
     environment = {"HARNESS_TIMEOUT_S": str(TIMEOUT_S)}
     about = {"name": f"{harness.name}, time-out", "dialects": (dialect,), "modes": (False,)}
     return replace(harness, **about, fault="timeout", environment=environment)  # type: ignore[arg-type]  # fields by name
+
+
+def with_qwen3(harness: Harness) -> Harness:
+    """Return a harness whose model reasons before each answer."""
+
+    def say(prompt: str) -> str:
+        return f"<think>\nLet me see: «{len(prompt)}».\n</think>\n\n{harness.say(prompt)}"
+
+    return replace(harness, name=f"{harness.name}, Qwen3", qwen3=True, say=say)
 
 
 def python(name: str, package: str, script: str, *dialects: str, apart: bool = False, **more: object) -> Harness:
@@ -146,14 +157,17 @@ def comparing(prompt: str) -> str:
 
 OPENAI = python("openai (Python)", "openai", "openai_sdk.py", "chat", "responses")
 ANTHROPIC = python("anthropic (Python)", "anthropic", "anthropic_sdk.py", "messages")
+LANGGRAPH = python("LangGraph", "langgraph", "langgraph_agent.py", "chat", "messages", "responses")
+AGENTS = python("OpenAI Agents SDK (Python)", "openai-agents", "agents_sdk.py", "chat", "responses", "stored")
 INSTALLED = [
     OPENAI,
     replace(OPENAI, dialects=("completions",), say=continuing),
     *(timed_out(OPENAI, dialect) for dialect in OPENAI.dialects),
     ANTHROPIC,
     timed_out(ANTHROPIC, "messages"),
-    python("LangGraph", "langgraph", "langgraph_agent.py", "chat", "messages", "responses"),
-    python("OpenAI Agents SDK (Python)", "openai-agents", "agents_sdk.py", "chat", "responses", "stored"),
+    LANGGRAPH,
+    AGENTS,
+    *map(with_qwen3, (OPENAI, ANTHROPIC, LANGGRAPH, AGENTS)),
 ]
 
 

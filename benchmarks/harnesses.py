@@ -210,7 +210,9 @@ async def _route(harness: Harness, server: ModelServer, far: ModelServer) -> Non
     far.say = lambda prompt: "A title from elsewhere" + END
     far.engine.context_length = 1 << 20
     gateway.upstream = UpstreamClient(f"{far.url}/v1", far.key)
-    await server.new_attempt(routes=harness.routes)
+    if harness.qwen3:
+        server.serve("Qwen/Qwen3-0.6B", "qwen3")
+    await server.new_attempt(routes=harness.routes, history="exact" if harness.qwen3 else "template")
 
 
 def _write_files(harness: Harness, home: Path, url: str, key: str) -> None:

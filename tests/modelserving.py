@@ -30,6 +30,7 @@ from leyden.store.store import Store
 from leyden.store.write.queue import LeaseQuery
 
 END = "<|im_end|>"
+TEMPLATES = Path(__file__).parent / "data" / "templates"
 
 
 def call(name: str, arguments: str) -> str:
@@ -72,6 +73,14 @@ class ModelServer:
     async def episode(self) -> Episode:
         """What the attempt has left behind so far."""
         return await self.service.store.read(queries.get_episode, self.run, self.attempt)
+
+    def serve(self, model: str, template: str) -> None:
+        """Serve a model by the renderer of its template, a file in tests/data/templates, over spark's vocabulary."""
+        config = {**self.tokenizer.config, "chat_template": (TEMPLATES / f"{template}.jinja").read_text()}
+        tokenizer = Tokenizer(self.tokenizer._document, config, model)
+        assert self.service.gateway is not None
+        policy = ServedModel(model, self.engine, renderer_for(tokenizer), tokenizer, Scheduler())
+        self.service.gateway.models = {model: policy}
 
     def forget_attempts(self) -> None:
         """Forget what the gateway has in memory about attempts, as a restart does."""

@@ -1,20 +1,14 @@
 """What the official SDKs see as in the APIs' own services: tools that are shown, pictures, reasoning, new turns."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
-from model_families import TEMPLATES, write_model
 from modelserving import END, ModelServer, call
 
 from leyden.records import PromptOrigin, Purpose
-from leyden.rendering.factory import renderer_for
-from leyden.rendering.tokenizer import Tokenizer
-from leyden.server.gateway.calls.scheduler import Scheduler
-from leyden.server.gateway.served_model import ServedModel
 
 USER: Any = {"role": "user", "content": "What is 2 + 3?"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}}
@@ -53,16 +47,6 @@ async def clients(server: ModelServer) -> Any:
     yield made
     await made.openai.close()
     await made.anthropic.close()
-
-
-def serve_qwen3(server: ModelServer, folder: Path) -> None:
-    """Serve a model with the template and the control tokens of Qwen3, whose reasoning can be switched off."""
-    model = "Qwen/Qwen3-0.6B"
-    source = write_model(folder / "qwen3", model, (TEMPLATES / "qwen3.jinja").read_text())
-    server.tokenizer = tokenizer = Tokenizer.load(source.folder, model)
-    gateway = server.service.gateway
-    assert gateway is not None
-    gateway.models = {"qwen3": ServedModel("qwen3", server.engine, renderer_for(tokenizer), tokenizer, Scheduler())}
 
 
 @pytest.mark.parametrize("purpose", [Purpose.TRAIN, Purpose.EVAL])
@@ -149,9 +133,9 @@ async def test_a_picture_in_a_tools_result_is_left_out_and_the_session_goes_on(
     ],
 )
 async def test_reasoning_can_be_switched_off(
-    server: ModelServer, clients: Clients, tmp_path: Path, dialect: str, asked: Any, open: bool
+    server: ModelServer, clients: Clients, dialect: str, asked: Any, open: bool
 ) -> None:
-    serve_qwen3(server, tmp_path)
+    server.serve("Qwen/Qwen3-0.6B", "qwen3")
     server.lines = [("<think>\nTwo and three.\n</think>\n\n" if open else "") + "Five." + END, "Bye." + END]
     said = await clients.ask(dialect, **asked)
     episode = await server.check(calls=1)
@@ -166,8 +150,8 @@ async def test_reasoning_can_be_switched_off(
         assert open or (await server.check(calls=2)).calls[1].prompt_origin is PromptOrigin.CONTINUED
 
 
-async def test_the_run_can_switch_reasoning_off(server: ModelServer, tmp_path: Path) -> None:
-    serve_qwen3(server, tmp_path)
+async def test_the_run_can_switch_reasoning_off(server: ModelServer) -> None:
+    server.serve("Qwen/Qwen3-0.6B", "qwen3")
     await server.new_attempt("quiet", reasoning=False)
     server.lines = ["Five." + END]
     await Clients(server).ask("chat", reasoning_effort="high")

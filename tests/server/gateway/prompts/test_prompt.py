@@ -13,8 +13,6 @@ from modelserving import END, ModelServer, call, model_server
 
 from leyden.records import Call, PromptOrigin
 from leyden.rendering.chatml import ChatMLRenderer
-from leyden.rendering.factory import renderer_for
-from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.calls.scheduler import Scheduler
 from leyden.server.gateway.prompts.prompt import DROPS_REASONING
 from leyden.server.gateway.served_model import ServedModel
@@ -29,16 +27,6 @@ Keep = Literal["template", "exact"]
 async def server(tmp_path: Path) -> AsyncIterator[ModelServer]:
     async with model_server(tmp_path) as running:
         yield running
-
-
-def serve(server: ModelServer, model: str) -> None:
-    """Serve another model by the renderer of its template, over spark's vocabulary."""
-    template = (TEMPLATES / ("smollm2.jinja" if model == "smollm2" else "qwen3.jinja")).read_text()
-    tokenizer = Tokenizer(server.tokenizer._document, {**server.tokenizer.config, "chat_template": template}, model)
-    policy = ServedModel(model, server.engine, renderer_for(tokenizer), tokenizer, Scheduler())
-    assert isinstance(policy.renderer, ChatMLRenderer) == (model == "smollm2")
-    assert server.service.gateway is not None
-    server.service.gateway.models = {model: policy}
 
 
 async def converse(server: ModelServer, keep: Keep, *answers: str) -> list[tuple[Call, str]]:
@@ -60,7 +48,7 @@ async def converse(server: ModelServer, keep: Keep, *answers: str) -> list[tuple
 async def test_reasoning_of_earlier_turns_is_dropped_where_the_template_drops_it(
     server: ModelServer, keep: Keep
 ) -> None:
-    serve(server, "Qwen/Qwen3-0.6B")
+    server.serve("Qwen/Qwen3-0.6B", "qwen3")
     calling = THOUGHT + call("look", "{}")
     _, (used, in_cycle), (asked, after) = await converse(server, keep, calling, THOUGHT + "So.", "Because.")
     assert (used.prompt_origin, "Hm." in in_cycle) == (
@@ -76,14 +64,14 @@ async def test_reasoning_of_earlier_turns_is_dropped_where_the_template_drops_it
 
 
 async def test_a_turn_without_reasoning_is_continued_under_any_template(server: ModelServer) -> None:
-    serve(server, "Qwen/Qwen3-0.6B")
+    server.serve("Qwen/Qwen3-0.6B", "qwen3")
     _, (second, _), (third, _) = await converse(server, "template", "So.", "It is.", "Because.")
     assert [second.prompt_origin, third.prompt_origin] == [PromptOrigin.CONTINUED] * 2
 
 
 @pytest.mark.parametrize("keep", ["template", "exact"])
 async def test_a_template_that_never_shows_reasoning_drops_it_at_once(server: ModelServer, keep: Keep) -> None:
-    serve(server, "smollm2")
+    server.serve("smollm2", "smollm2")
     _, (used, prompt), (plain, _) = await converse(server, keep, THOUGHT + call("look", "{}"), "So.", "Because.")
     assert (used.prompt_origin, "Hm." in prompt) == (
         (PromptOrigin.RERENDERED, False) if keep == "template" else (PromptOrigin.CONTINUED, True)

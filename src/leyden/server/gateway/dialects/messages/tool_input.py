@@ -23,10 +23,24 @@ class ToolInput:
         self._text = ""
         self._end = 0
         """Where the last whole property ends: at a comma. Before there is one, at the opening brace."""
+        self._next_scan = 0
 
     def feed(self, arguments: str) -> str:
-        """Add to the arguments; return the text up to the end of the last whole property that was not returned yet."""
+        """Add to the arguments; return the text up to the end of the last whole property that was not returned yet.
+
+        Each scan reads the open property again, so the distance between scans grows with it to keep the cost linear.
+        """
         self._text += arguments
+        return self._scan() if len(self._text) >= self._next_scan else ""
+
+    def finish(self) -> str:
+        """Return the rest of the object."""
+        new = self._scan()
+        if _decoded(self._text) is not None:
+            return new + self._text[self._end :]
+        return f"{new}{', ' if self._end else '{'}{json.dumps(INVALID_JSON)}: {json.dumps(self._text)}}}"
+
+    def _scan(self) -> str:
         start, depth = self._end, 1
         for part in _PARTS.finditer(self._text, start + 1 if self._text.startswith("{") else len(self._text)):
             depth += (part[0] in "{[") - (part[0] in "}]")
@@ -34,13 +48,8 @@ class ToolInput:
                 if not _decoded("{" + self._text[self._end + 1 : part.start()] + "}"):
                     break
                 self._end = part.start()
+        self._next_scan = len(self._text) + (len(self._text) - self._end) // 16
         return self._text[start : self._end]
-
-    def finish(self) -> str:
-        """Return the rest of the object."""
-        if _decoded(self._text) is not None:
-            return self._text[self._end :]
-        return f"{', ' if self._end else '{'}{json.dumps(INVALID_JSON)}: {json.dumps(self._text)}}}"
 
 
 def input_of(call: ToolCall) -> dict[str, object]:
