@@ -81,12 +81,19 @@ class ScriptedStore:
         self.credits: dict[int, set[str]] = {}
         """By step, the groups whose calls it has credited or left out."""
         self.versions: list[int] = []
+        self.conflicts = 0
+        """Requests for a group that exists with another task."""
 
     async def enqueue(self, run: str, spec: GroupSpec) -> Group:
+        self._check(spec)
         if spec.id not in self.sampled:
             self.journal.write(f"sample {spec.id}")
             self.sampled[spec.id] = [self._episode(run, spec, index) for index in range(spec.size)]
         return Group(spec.id, run, spec.task.id, spec.purpose, spec.size, 0, 0.0, 1.0)
+
+    async def get_group(self, run: str, group: str) -> Group:
+        first = self.sampled[group][0]
+        return Group(group, run, first.task.id, first.rollout.purpose, len(self.sampled[group]), 0, 0.0)
 
     async def group_episodes(self, run: str, group: str) -> list[Episode]:
         if group not in self.sampled:
@@ -109,6 +116,11 @@ class ScriptedStore:
     async def publish_version(self, run: str, version: Version) -> None:
         self.journal.write(f"version {version.number}")
         self.versions.append(version.number)
+
+    def _check(self, spec: GroupSpec) -> None:
+        if spec.id in self.sampled and self.sampled[spec.id][0].task != spec.task:
+            self.conflicts += 1
+            raise RemoteError(409, "conflict", f"group {spec.id!r} exists with another task")
 
     def _episode(self, run: str, spec: GroupSpec, index: int) -> Episode:
         reward, calls, ending = self.script(spec, index)
@@ -135,6 +147,7 @@ class SlowStore(ScriptedStore):
         self.versions = [0]
 
     async def enqueue(self, run: str, spec: GroupSpec) -> Group:
+        self._check(spec)
         if spec.id not in self._missing:
             self.journal.write(f"sample {spec.id}")
             heavy = self._random.choice((3, 3, 3, 30))

@@ -209,6 +209,9 @@ class TrainingConfig(_Section, frozen=True):
     """Tasks of a step; each makes one group of rollouts."""
     group_size: Annotated[int, Meta(ge=1, le=10_000)] = 8
     """Rollouts per task."""
+    task_order: Literal["shuffled", "by_difficulty"] = "shuffled"
+    """`shuffled`: every task once, in a random order, then again in another; `by_difficulty`: tasks are drawn by the
+    chance that their rewards differ, as their recent rollouts let expect."""
     max_staleness: Whole = 0
     """How many publications may come between sampling a token and training on it. 0: agents wait while weights are
     trained; 1 or more: they go on, and the correction accounts for the difference."""
@@ -490,6 +493,11 @@ class Config(_Section, frozen=True):
             raise ValueError(
                 f"`training.min_group` is {training.min_group}, more than `training.group_size` "
                 f"({training.group_size}): set `training.min_group = {training.group_size}` at the most"
+            )
+        if training.task_order == "by_difficulty" and training.group_size < 2:
+            raise ValueError(
+                "`training.task_order` is by_difficulty, which compares the rollouts of a task: "
+                "set `training.group_size` to 2 or more"
             )
         if training.updates_per_step > training.tasks_per_step:
             raise ValueError(

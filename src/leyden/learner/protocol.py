@@ -76,12 +76,33 @@ class UpdateMetrics(Struct, frozen=True):
     critic_loss: float | None = None
 
 
+class TaskDraw(Struct, frozen=True):
+    """How the task of a group was drawn."""
+
+    task: str
+    chance: float
+    """The expected chance that the rewards of the group differ."""
+    probability: float
+    """With which the task was drawn."""
+
+
+class TaskRecord(Struct, frozen=True):
+    """What is known of tasks that are drawn by difficulty."""
+
+    rollouts: dict[str, tuple[float, float]] = {}
+    """By task, its recent rollouts that succeeded, and those that did not."""
+    first: tuple[float, float] = (1.0, 1.0)
+    """Recent groups of tasks of which nothing was known: those whose rewards differed, and the others."""
+
+
 class OpenGroup(Struct, frozen=True):
     """A group that was requested and not trained on yet."""
 
     position: int
     version: int
     """The one that was served when it was requested: all its tokens are of this one or of later ones."""
+    draw: TaskDraw | None = None
+    """None: the task follows from the position."""
 
 
 class TrainerState(Struct, frozen=True):
@@ -97,6 +118,7 @@ class TrainerState(Struct, frozen=True):
     """The latest versions that were published; empty: only the present one."""
     open_groups: tuple[OpenGroup, ...] = ()
     """Oldest first."""
+    task_record: TaskRecord = TaskRecord()
     best_step: int | None = None
     """Step with the highest held-out reward; 0 is the model before training."""
     best_reward: float | None = None

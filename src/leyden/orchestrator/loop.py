@@ -90,6 +90,7 @@ class Trainer:
             version=parts.publisher.version,
             published=parts.publications.versions,
             open_groups=parts.rollouts.open_groups,
+            task_record=parts.source.record,
         )
         return report
 

@@ -20,6 +20,7 @@ from leyden.orchestrator.report.metrics_log import read_metrics
 from leyden.orchestrator.report.observer import TrainingObserver
 from leyden.orchestrator.report.reports import Reports
 from leyden.orchestrator.rollouts.collector import RolloutCollector
+from leyden.orchestrator.rollouts.difficulty import Difficulty
 from leyden.orchestrator.rollouts.held_out import Evaluations
 from leyden.orchestrator.rollouts.source import GroupSource
 from leyden.orchestrator.rollouts.step_rollouts import StepRollouts
@@ -69,7 +70,10 @@ def build_pipeline(
             "trained: both do not fit on the device. Set it to 0, or lower `engine.memory` or `training.batch_tokens`"
         )
     reports, collector = Reports(parts.observers), RolloutCollector(parts.remote, config.run)
-    source = GroupSource(tasks, training.group_size, state.position)
+    size, success = training.group_size, config.evaluation.success
+    by_difficulty = training.task_order == "by_difficulty"
+    difficulty = Difficulty(tasks.train, tasks.seed, size, success, state.task_record) if by_difficulty else None
+    source = GroupSource(tasks, size, state.position, difficulty)
     different = len({task.id for task in (*tasks.train, *tasks.held_out)})
     lines = read_metrics(RunFolder(folder).metrics_file, policy)
     health = Health(config, different, algorithm.position_advice, lines)

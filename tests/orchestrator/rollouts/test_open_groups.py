@@ -94,7 +94,8 @@ async def check(folder: Path, seed: int, killed: bool) -> CheckedRun:
     random = Random(seed)
     limit, per_step = random.randint(0, 4), random.randint(1, 3)
     flat = random.choice(("keep", "refill"))
-    run = CheckedRun(folder, seed, max_staleness=limit, tasks_per_step=per_step, flat_groups=flat)
+    order = random.choice(("shuffled", "by_difficulty"))
+    run = CheckedRun(folder, seed, max_staleness=limit, tasks_per_step=per_step, flat_groups=flat, task_order=order)
     await run.finish(random if killed else None)
     state, _ = run.checkpoints[6]
     assert max(run.staleness) <= limit
@@ -117,6 +118,8 @@ async def check(folder: Path, seed: int, killed: bool) -> CheckedRun:
 async def test_no_schedule_breaks_the_bound_or_loses_a_group(tmp_path: Path, killed: bool) -> None:
     found = [await check(tmp_path / f"{seed}", seed, killed) for seed in range(QUICK)]
     assert max(staleness for run in found for staleness in run.staleness) > 1  # agents do go on
+    # after a kill other tasks would be drawn for some groups, which keep the ones that they have
+    assert bool(sum(run.store.conflicts for run in found)) == killed
 
 
 @pytest.mark.slow

@@ -45,6 +45,8 @@ class StepReport(Struct):
     """Calls and tool calls of the trained policy."""
     flat: dict[str, int] = field(default_factory=lambda: {"succeeded": 0, "failed": 0})
     """Groups whose final rewards are all equal: those that reach `evaluation.success`, and those below."""
+    tasks: dict[str, float] = field(default_factory=dict)
+    """How tasks were drawn by difficulty; empty if they were not."""
     by_kind: dict[str, list[float]] = field(default_factory=dict)
     """By kind of task (`algorithm.normalize_by`), the rewards of its rollouts."""
     sampled_now: int = 0

@@ -4,13 +4,15 @@ Requests are idempotent by group name: a trainer that is restarted gets the grou
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from leyden.api.client import Remote, RemoteError
 from leyden.api.wire import CallTimes, EventCursor, GroupSpec
 from leyden.episodes import Episode
 from leyden.learner.errors import TrainingError
-from leyden.records import EventKind, Group
+from leyden.records import EventKind, Group, Task
 
 _WAIT_S = 60.0
 _AT_ONCE = 64
@@ -50,20 +52,24 @@ class RolloutCollector:
 class Gathering:
     """Groups that were requested and are waited for; more can be requested at any time."""
 
-    def __init__(self, collector: RolloutCollector) -> None:
-        self._collector, self._after = collector, collector.after
+    def __init__(self, collector: RolloutCollector, drawn: Mapping[str, Task] | None = None) -> None:
+        """`drawn` are the tasks, by id, one of which a group keeps that was requested earlier."""
+        self._collector, self._after, self._drawn = collector, collector.after, drawn or {}
         self._remote, self._run = collector.remote, collector.run
         self._finished: list[str] = []
         self.waiting: dict[str, GroupSpec] = {}
         """By name, the groups whose episodes were not returned yet."""
 
-    async def request(self, specs: Sequence[GroupSpec]) -> None:
+    async def request(self, specs: Sequence[GroupSpec]) -> list[Group]:
         """Request groups."""
+        requested: list[Group] = []
         for start in range(0, len(specs), _AT_ONCE):
             some = specs[start : start + _AT_ONCE]
             self.waiting.update({spec.id: spec for spec in some})
             groups = await asyncio.gather(*map(self._enqueue, some))
             self._finished += [group.id for group in groups if group.finished is not None]
+            requested += groups
+        return requested
 
     async def next(self) -> list[tuple[GroupSpec, list[Episode]]]:
         """Wait until groups are finished; return some of them with their episodes."""
@@ -84,6 +90,9 @@ class Gathering:
         except RemoteError as refused:
             if refused.status != 409:
                 raise
+            kept = (await self._remote.get_group(self._run, spec.id)).task
+            if kept in self._drawn and kept != spec.task.id:
+                return await self._enqueue(replace(spec, task=self._drawn[kept]))
             raise TrainingError(
                 f"an earlier start of the run requested other rollouts here ({refused}): set `tasks` and "
                 "`evaluation.rollouts` back to what they were, or start over with --restart"

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 
+from leyden.api.wire import GroupSpec
 from leyden.config import Config
 from leyden.episodes import Episode
 from leyden.learner.protocol import OpenGroup
@@ -39,7 +40,7 @@ class StepRollouts:
         """`open_groups` are those that were requested before the run was resumed."""
         self._config, self._algorithm, self._source = config, algorithm, source
         self._collector, self._health, self._reports = collector, health, reports
-        self._publications, self._gathering = publications, Gathering(collector)
+        self._publications, self._gathering = publications, Gathering(collector, source.drawn)
         self._open = OpenGroups(config.training, publications)
         self._resumed: Sequence[OpenGroup] = open_groups
 
@@ -63,6 +64,7 @@ class StepRollouts:
         episodes = [episode for group in taken for episode in group.episodes or ()]
         for group in taken:
             report.accounting.add(group.accounting)
+        report.tasks = self._source.add_step(taken, self._config.rollout.failure_reward)
         self._report_rollouts(report, episodes)
         report.sampling_s = time.monotonic() - started
         calls = (await self._collector.call_times()).since(times)
@@ -71,19 +73,21 @@ class StepRollouts:
 
     async def _request(self, step: int, resumed: Iterable[OpenGroup] = ()) -> None:
         """Request as many groups as may be open, those of an earlier process first."""
-        training, specs = self._config.training, []
+        training, groups, specs = self._config.training, self._open.groups, list[GroupSpec]()
+
+        def add(group: RequestedGroup) -> None:
+            groups[group.spec.id] = group
+            specs.append(group.spec)
+
         for one in resumed:
-            spec = self._source.at(one.position, step)
-            self._open.groups[spec.id] = RequestedGroup(one, spec)
-            specs.append(spec)
-        ahead = len(self._open.groups)
-        for number in range(self._open.room(training.steps - step + 1)):
-            one = OpenGroup(self._source.position, self._publications.newest)
-            spec = self._source.take(step + (ahead + number) // training.tasks_per_step)
-            self._open.groups[spec.id] = RequestedGroup(one, spec)
-            specs.append(spec)
+            add(self._source.again(one, step))
+        for _ in range(self._open.room(training.steps - step + 1)):
+            meant_for = step + len(groups) // training.tasks_per_step
+            running = {group.spec.task.id for group in groups.values()}
+            add(self._source.take(meant_for, self._publications.newest, running))
         if specs:
-            await self._gathering.request(specs)
+            for found in await self._gathering.request(specs):
+                self._source.set_task(groups[found.id], found.task)
             self._show_progress(step)
 
     async def _finish(self, group: RequestedGroup, found: Sequence[Episode], step: int) -> None:
