@@ -44,5 +44,14 @@ def decode_json(data: bytes | bytearray, type: Any = Any) -> Any:
         raise NotJson(str(error)) from error
 
 
+def decode_object(text: Any) -> dict[str, Any] | None:
+    """Decode a text that is a JSON object; None if it is something else."""
+    try:
+        document = msgspec.json.decode(text) if isinstance(text, str) else None
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
 def _without_lone_surrogate(escape: re.Match[bytes]) -> bytes:
     return rb"\ufffd" if escape["lone"] else escape[0]

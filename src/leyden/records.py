@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from leyden import defaults
+from leyden.decoding import decode_object
 from leyden.outcomes import Outcome
 
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@~-]*$(?!\n)"
@@ -430,19 +431,10 @@ class Span(Struct, frozen=True, omit_defaults=True):
     @property
     def role(self) -> str | None:
         """Role (part of the agent) named by the span's attributes."""
-        attributes = {**_metadata(self.attributes.get("metadata")), **self.attributes}
+        # OpenInference stores the metadata of LangChain and LangGraph as JSON.
+        attributes = {**(decode_object(self.attributes.get("metadata")) or {}), **self.attributes}
         found = (attributes.get(name) for name in ROLE_ATTRIBUTES)
         return next((role for role in found if isinstance(role, str) and role), None)
-
-
-def _metadata(text: Any) -> dict[str, Any]:
-    """Decode the attribute in which OpenInference stores LangChain's and LangGraph's metadata as JSON."""
-    if not isinstance(text, str):
-        return {}
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return {}
 
 
 ROLE_ATTRIBUTES = (

@@ -8,6 +8,7 @@ import difflib
 import importlib
 import importlib.machinery
 import importlib.util
+import inspect
 import os
 import shlex
 import shutil
@@ -37,6 +38,11 @@ def load_function(reference: str, base: str) -> AnyCallable:
     if isinstance(found, type):
         raise LoadError(f"{reference!r} is a class: name a function, or an instance that can be called")
     return found
+
+
+def is_async(function: AnyCallable) -> bool:
+    """Whether a call returns a coroutine: of an async function, or of an object whose `__call__` is async."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 from leyden.client.host_protocol import Invocation
 from leyden.user_code.bridge import wait_on
-from leyden.user_code.loading import AnyCallable, LoadError
+from leyden.user_code.loading import AnyCallable, LoadError, is_async
 
 _log = logging.getLogger("leyden.host")
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -29,9 +29,7 @@ class CallableAgent:
         self.wants_attempt = "attempt" in names
         self.services = tuple(name for name in names if name in services)
         """Names of the services that it takes."""
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
-        )
+        self.is_async = is_async(function)
 
     def bind(self, task: Any, invocation: Invocation, acquired: Mapping[str, Any] = {}) -> Callable[[], Any]:
         """Return the call of the agent for one attempt, with its arguments bound."""

@@ -15,7 +15,7 @@ from leyden.client.attempt.result import NotAReward, parse_reward
 from leyden.config.schema import RolloutConfig
 from leyden.episodes import Episode
 from leyden.user_code.bridge import await_on, background_loop, call_in_thread
-from leyden.user_code.loading import AnyCallable, LoadError, load_function, placeholder_keys
+from leyden.user_code.loading import AnyCallable, LoadError, is_async, load_function, placeholder_keys
 
 T = TypeVar("T")
 
@@ -51,9 +51,7 @@ class RewardFunction:
         self.services = tuple(name for name in names if name in services)
         """Names of the services that it takes."""
         self.takes_group = "group" in self._names
-        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is async
-        )
+        self._is_async = is_async(function)
 
     async def score(
         self,

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from leyden.decoding import decode_object
 from leyden.episodes import Episode
 from leyden.records import Call, CallStatus
 
@@ -98,10 +99,5 @@ def _ancestors(call: Call, calls_by_id: dict[str, Call]) -> set[str]:
 
 
 def _parse(arguments: str | dict[str, Any]) -> dict[str, Any] | str:
-    if isinstance(arguments, dict):
-        return arguments
-    try:
-        parsed = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return arguments
-    return parsed if isinstance(parsed, dict) else arguments
+    parsed = None if isinstance(arguments, dict) else decode_object(arguments)
+    return arguments if parsed is None else parsed

@@ -7,8 +7,7 @@ there are as many spans as calls of that tool. Ambiguous spans are not matched.
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-import msgspec
-
+from leyden.decoding import decode_object
 from leyden.records import Span
 from leyden.rl.signals.tool_calls import ObservedToolCall, key_of
 
@@ -107,9 +106,4 @@ def _message(span: Span) -> dict[str, Any]:
 
 
 def _object(value: Any) -> dict[str, Any] | None:
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError):
-            return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else decode_object(value)
