@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.background import start_background
+from leyden.background import start_background, wait_set
 
 
 async def fail() -> None:
@@ -39,3 +39,10 @@ def test_no_loop_uses_wait_for() -> None:
                 names = (ast.unparse(node.func) for node in ast.walk(loop) if isinstance(node, ast.Call))
                 found += [f"{path}:{loop.lineno}" for name in names if name == "asyncio.wait_for"]
     assert not found, "use asyncio.timeout instead"
+
+
+async def test_waiting_for_an_event_ends_with_the_event_or_the_time() -> None:
+    event = asyncio.Event()
+    assert not await wait_set(event, 0.01)
+    asyncio.get_running_loop().call_soon(event.set)
+    assert await wait_set(event, None)
