@@ -28,7 +28,7 @@ T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31,
 def train(settings: str, seed: int, steps: int) -> dict[str, float]:
     """Train once; return mean training reward, held-out reward at the end, and sampled tokens."""
     with TemporaryDirectory() as home:
-        command = [sys.executable, "-m", "leyden.cli", "train", str(EXAMPLE), f"home={home}", "run=r", f"seed={seed}"]
+        command = [sys.executable, "-m", "leyden", "train", str(EXAMPLE), f"home={home}", "run=r", f"seed={seed}"]
         command += [f"training.steps={steps}", "evaluation.every=0", f"checkpoints.every={steps}", *settings.split()]
         subprocess.run(command, check=True, capture_output=True)
         lines = [json.loads(line) for line in (Path(home) / "r" / "metrics.jsonl").read_text().splitlines()]
