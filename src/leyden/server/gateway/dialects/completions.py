@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from leyden.records import Sampling
 from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess
 from leyden.server.gateway.dialects.encoding import decode_body, given_of, sse_event
 from leyden.server.gateway.dialects.openai_error import openai_error
+from leyden.server.gateway.dialects.openai_parameters import SamplingParameters
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     AnswerFinished,
@@ -31,22 +31,13 @@ class _UsageOption(Struct, frozen=True):
     include_usage: bool = False
 
 
-class CompletionRequest(Struct, frozen=True):
+class CompletionRequest(SamplingParameters, frozen=True, kw_only=True):
     """The fields that the gateway reads; it records the others and ignores them."""
 
     model: str
     prompt: str | list[Any]
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     """0 samples nothing: for the logprobs of the prompt, with `echo`."""
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: str | Annotated[list[str], Meta(max_length=16)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     best_of: int | None = None
     echo: bool | None = None
@@ -67,17 +58,6 @@ class CompletionRequest(Struct, frozen=True):
         """Whether the prompt is returned with its logprobs."""
         return bool(self.echo) and self.logprobs is not None
 
-    @property
-    def sampling(self) -> Sampling:
-        """The sampling that the caller requests."""
-        given = {name: getattr(self, name) for name in Sampling.__struct_fields__ if name not in ("stop", "max_tokens")}
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return Sampling(
-            **{name: value for name, value in given.items() if value is not None},
-            max_tokens=_DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
-            stop=tuple(text for text in stop if text),
-        )
-
 
 class CompletionsDialect:
     """Serves /v1/completions."""
@@ -94,12 +74,13 @@ class CompletionsDialect:
         """Read a completion request; each of its prompts becomes a `GenerationRequest`."""
         request, document = decode_body(body, CompletionRequest)
         _check_supported(request)
+        limit = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         first, *others = (
             GenerationRequest(
                 model=request.model,
                 messages=(),
                 prompt=prompt,
-                sampling=request.sampling,
+                sampling=request.sampling(limit),
                 n=request.choices,
                 stream=bool(request.stream),
                 top_logprobs=0 if request.logprobs is None and request.return_token_ids else request.logprobs,

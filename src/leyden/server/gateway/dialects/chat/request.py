@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from leyden.records import Sampling
 from leyden.server.gateway.dialects.chat.messages import read_messages
 from leyden.server.gateway.dialects.chat.tools import custom_names, read_tool, read_tool_choice
 from leyden.server.gateway.dialects.encoding import decode_body, given_of
+from leyden.server.gateway.dialects.openai_parameters import SamplingParameters
 from leyden.server.gateway.dialects.types import Format, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 
@@ -19,7 +19,7 @@ class _StreamOptions(Struct, frozen=True):
     include_usage: bool = False
 
 
-class ChatRequest(Struct, frozen=True):
+class ChatRequest(SamplingParameters, frozen=True, kw_only=True):
     """The fields that the gateway reads; it records the others and ignores them."""
 
     model: str
@@ -29,17 +29,8 @@ class ChatRequest(Struct, frozen=True):
     functions: list[dict[str, Any]] | None = None
     """The older form of `tools`."""
     function_call: str | dict[str, Any] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    stop: str | Annotated[list[str], Meta(max_length=16)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -52,20 +43,6 @@ class ChatRequest(Struct, frozen=True):
     """As in vLLM; only `enable_thinking` is read."""
     continue_final_message: bool | None = None
     """As in vLLM: the last message is the beginning of the answer."""
-
-    @property
-    def sampling(self) -> Sampling:
-        """The sampling that the caller requests."""
-        given = {name: getattr(self, name) for name in Sampling.__struct_fields__ if name not in ("stop", "max_tokens")}
-        if given["top_k"] == -1:
-            given["top_k"] = 0
-        limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return Sampling(
-            **{name: value for name, value in given.items() if value is not None},
-            max_tokens=min(limits, default=None),
-            stop=tuple(text for text in stop if text),
-        )
 
     @property
     def reasoning(self) -> bool | None:
@@ -95,13 +72,14 @@ def read_request(data: bytes) -> tuple[GenerationRequest, AnswerForm]:
     field = "functions" if older else "tools"
     given = given if older else request.tools or []
     tools = tuple(read_tool(tool, f"{field}[{index}]") for index, tool in enumerate(given))
+    limits = [limit for limit in (request.max_tokens, request.max_completion_tokens) if limit is not None]
     choice = (request.function_call, "function_call") if older else (request.tool_choice, "tool_choice")
     generation = GenerationRequest(
         model=request.model,
         messages=read_messages(request.messages, bool(request.continue_final_message)),
         tools=tools,
         tool_choice=read_tool_choice(choice[0], tools, choice[1]),
-        sampling=request.sampling,
+        sampling=request.sampling(min(limits, default=None)),
         n=request.n or 1,
         stream=bool(request.stream),
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,

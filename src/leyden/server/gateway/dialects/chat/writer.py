@@ -10,6 +10,7 @@ from leyden.server.gateway.dialects.chat.request import AnswerForm
 from leyden.server.gateway.dialects.custom_tools import CustomInput, custom_input
 from leyden.server.gateway.dialects.encoding import sse_event
 from leyden.server.gateway.dialects.openai_error import openai_error
+from leyden.server.gateway.dialects.openai_parameters import write_logprob
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     AnswerFinished,
@@ -17,7 +18,6 @@ from leyden.server.gateway.dialects.types import (
     GenerationRequest,
     ReasoningDelta,
     TextDelta,
-    TokenInfo,
     ToolArgumentsDelta,
     ToolCall,
     ToolCallFinished,
@@ -49,7 +49,7 @@ class ChatWriter:
                     message["content"] = (message["content"] or "") + text
                     if self._request.top_logprobs is not None:
                         logprobs = choices[choice]["logprobs"] = choices[choice]["logprobs"] or {"content": []}
-                        logprobs["content"].extend(map(_logprob, tokens))
+                        logprobs["content"].extend(map(write_logprob, tokens))
                 case ReasoningDelta(choice, text):
                     message = choices[choice]["message"]
                     message["reasoning_content"] = message.get("reasoning_content", "") + text
@@ -83,7 +83,7 @@ class ChatWriter:
             case TextDelta(choice, text, tokens):
                 logprobs = None
                 if self._request.top_logprobs is not None:
-                    logprobs = {"content": [_logprob(token) for token in tokens]}
+                    logprobs = {"content": [write_logprob(token) for token in tokens]}
                 return self._chunk(choice, {"content": text}, logprobs=logprobs)
             case ReasoningDelta(choice, text):
                 return self._chunk(choice, {"reasoning_content": text})
@@ -145,15 +145,6 @@ class ChatWriter:
         choices = [{"index": choice, "delta": delta, "finish_reason": finish, "logprobs": logprobs}]
         usage: dict[str, None] = {"usage": None} if self._form.include_usage else {}
         return self._event({"choices": choices, **usage})
-
-
-def _logprob(token: TokenInfo) -> dict[str, Any]:
-    return {
-        "token": token.text,
-        "logprob": token.logprob,
-        "bytes": list(token.data),
-        "top_logprobs": [{"token": text, "logprob": logprob, "bytes": list(data)} for text, data, logprob in token.top],
-    }
 
 
 def _usage(finished: Sequence[AnswerFinished]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from leyden.server.gateway.dialects.custom_tools import CustomInput
+from leyden.server.gateway.dialects.openai_parameters import write_logprob
 from leyden.server.gateway.dialects.responses.ids import item_id
 from leyden.server.gateway.dialects.responses.items import seal_reasoning
 from leyden.server.gateway.dialects.responses.tools import GivenTool
@@ -139,7 +140,7 @@ class ResponseOutput:
         part["text"] += text
         logprobs = {}
         if kind is _MESSAGE:
-            logprobs["logprobs"] = list(map(_logprob, tokens))
+            logprobs["logprobs"] = list(map(write_logprob, tokens))
             part["logprobs"] += logprobs["logprobs"]
         yield f"{kind.text_event}.delta", {**self._at(kind), "delta": text, **logprobs}
 
@@ -191,8 +192,3 @@ class ResponseOutput:
 
     def _at(self, kind: _TextItem) -> dict[str, Any]:
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, kind.index: 0}
-
-
-def _logprob(token: TokenInfo) -> dict[str, Any]:
-    top = [{"token": text, "logprob": logprob, "bytes": list(data)} for text, data, logprob in token.top]
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.data), "top_logprobs": top}
