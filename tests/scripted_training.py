@@ -78,6 +78,7 @@ class ScriptedStore:
     def __init__(self, script: Script) -> None:
         self.script, self.journal = script, Journal()
         self.sampled: dict[str, list[Episode]] = {}
+        self.requested: list[GroupSpec] = []
         self.credits: dict[int, set[str]] = {}
         """By step, the groups whose calls it has credited or left out."""
         self.versions: list[int] = []

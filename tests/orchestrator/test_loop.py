@@ -99,6 +99,8 @@ async def test_groups_take_the_next_position_in_the_place_of_dropped_ones(tmp_pa
     trained = [entry for entry in run.journal if entry.startswith("accumulate")]
     assert [entry.count("train-") for entry in trained] == [4, 4] and "train-3.1" in trained[0]
     assert state.position == 6
+    asked = {spec.id: spec.step for spec in run.store.requested}
+    assert [asked[f"train-{number}"] for number in range(6)] == [1, 1, 1, 1, 2, 2]  # the step they are meant for
     assert {episode.rollout.group for episode in run.store.sampled["train-4"]} == {"train-4"}
 
 
