@@ -14,7 +14,7 @@ two take turns, in fresh runs whose first steps do not count.
 The last line is one JSON object; `ratio` is the median of TRL's steps over the median of Leyden's;
 `ratio_of_fastest`, of the fastest step of each, is what a machine that is not quiet disturbs least; `first_step_s` of
 each is the first step of its first run, in which TRL compiles if it does. Leyden's checkpoints (by default one in ten
-steps; TRL makes none here) are no part of a step, and have a line of their own.
+steps; TRL makes none here) are written while steps go on, and have a line of their own.
 """
 
 import argparse
@@ -51,6 +51,7 @@ from leyden.learner.local import LocalLearner, TrainedPolicy
 from leyden.learner.objective import objective_of
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import TrainerState, UpdateMetrics
+from leyden.learner.snapshot import Snapshot
 from leyden.local.stack import LocalStack, local_stack
 from leyden.models.source import find_model
 from leyden.orchestrator.algorithm.resolve import algorithm_of
@@ -88,11 +89,6 @@ class Clock:
     def spend(self, part: str, seconds: float) -> None:
         """Add the seconds of a part of the current step."""
         self._spent[part] = self._spent.get(part, 0.0) + seconds
-
-    def pause(self, seconds: float) -> None:
-        """Leave what happened just now out of every step."""
-        self.checkpoints.append(seconds)
-        self._began += seconds
 
     def progress(self, step: int, done: int, asked: int, what: str) -> None:
         """When the last rollout is in, so is all that the engine did for this step."""
@@ -145,11 +141,11 @@ class TimedCheckpoints(Checkpoints):
 
     clock: Clock
 
-    def save(self, policy: Policy, state: TrainerState) -> Path:
-        """Write one."""
+    def write(self, snapshot: Snapshot) -> Path:
+        """Write one, while training goes on."""
         began = time.perf_counter()
-        path = super().save(policy, state)
-        self.clock.pause(time.perf_counter() - began)
+        path = super().write(snapshot)
+        self.clock.checkpoints.append(time.perf_counter() - began)
         return path
 
 
@@ -250,7 +246,6 @@ def summarise(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], 
         statistics.median(other["step_s"]) / statistics.median(step["step"] for step in one["steps"])
         for one, other in zip(ours, theirs, strict=True)
     ]
-    whole = statistics.fmean(step["step"] for step in steps)
     parts = {part: statistics.fmean(step[part] for step in steps) for part in PARTS}
     checkpoint = statistics.fmean(seconds for one in ours for seconds in one["checkpoint_s"])
     generating, scoring = (
@@ -264,8 +259,7 @@ def summarise(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]], 
         print(f"\n{name:24}{result['median_s']:8.3f} s a step, half of them {low:.3f} to {high:.3f}, {fastest}")
         for part, seconds in shares.items():
             print(f"  {part:22}{seconds:8.3f} s {seconds / sum(shares.values()):6.0%}")
-    share = checkpoint / (checkpoint + 10 * whole)
-    print(f"\na checkpoint of Leyden  {checkpoint:8.3f} s, {share:.1%} of the time where one step in ten has one")
+    print(f"\na checkpoint of Leyden  {checkpoint:8.3f} s, while steps go on")
     ratio = trl["median_s"] / leyden["median_s"]
     fastest_ratio = trl["fastest_s"] / leyden["fastest_s"]
     by_round = ", ".join(f"{one:.2f}" for one in rounds)

@@ -217,7 +217,10 @@ class ScriptedLearner:
         self._journal, self._checkpoints = journal, checkpoints
         self.digest, self._gradient = "start", ""
         self.full_disks = 0
-        """So often saving fails because the disk is full."""
+        """So often writing a checkpoint fails because the disk is full."""
+        self.disk_works = asyncio.Event()
+        """Until it is set, a write takes longer."""
+        self.disk_works.set()
 
     async def restore(self, policy: str) -> TrainerState:
         if not self._checkpoints:
@@ -255,11 +258,17 @@ class ScriptedLearner:
         return self.digest
 
     async def save(self, policy: str, state: TrainerState) -> None:
+        self._journal.write(f"copy {state.step}")
+        self._copy = state, self.digest
+
+    async def finish_save(self, policy: str) -> None:
         if self.full_disks:
             self.full_disks -= 1
             raise OSError(28, "No space left on device")
+        state, digest = self._copy
+        await self.disk_works.wait()
         self._journal.write(f"save {state.step}")
-        self._checkpoints[state.step] = state, self.digest
+        self._checkpoints[state.step] = state, digest
 
     async def version_of(self, policy: str, step: int) -> int:
         return self._checkpoints[step][0].version if step else 0

@@ -36,6 +36,10 @@ def restore_latest(
     return Checkpoints(run, name, SPARK, CheckpointConfig(), warn).restore_latest(policy)
 
 
+def save(checkpoints: Checkpoints, policy: Policy, state: TrainerState) -> Path:
+    return checkpoints.write(checkpoints.snapshot(policy, state))
+
+
 def weights(policy: Policy) -> torch.Tensor:
     critic = policy.critic.parameters() if policy.critic is not None else ()
     return torch.cat([parameter.detach().flatten() for parameter in (*policy.served.parameters(), *critic)])
@@ -58,9 +62,11 @@ def test_resuming_equals_never_having_stopped(tmp_path: Path, more: dict[str, An
     checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, CheckpointConfig())
     for seed in range(2):
         update(undisturbed, seed)
-    checkpoints.save(undisturbed, TrainerState(step=2, position=32, version=2))
+    copy = checkpoints.snapshot(undisturbed, TrainerState(step=2, position=32, version=2)).copy()
     for seed in range(2, 4):
         update(undisturbed, seed)
+    assert copy is not None
+    checkpoints.write(copy)  # while or after training has gone on
 
     again = small_policy(seed=0 if "lora" in more else 9, **training)  # LoRA goes on beside the same frozen weights
     folder = latest_checkpoint(tmp_path, DEFAULT_POLICY)
@@ -89,7 +95,7 @@ def test_moments_and_step_counts_are_restored_on_the_device_of_the_parameter() -
 def test_a_checkpoint_is_a_model_that_transformers_loads(tmp_path: Path) -> None:
     policy = small_policy()
     update(policy, 0)
-    folder = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, KEEP_ONE).save(policy, TrainerState(step=1))
+    folder = save(Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, KEEP_ONE), policy, TrainerState(step=1))
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(loaded.state_dict()["model.norm.weight"], policy.model.state_dict()["model.norm.weight"])
     assert (folder / "tokenizer.json").exists()
@@ -98,10 +104,9 @@ def test_a_checkpoint_is_a_model_that_transformers_loads(tmp_path: Path) -> None
 def test_a_checkpoint_without_moments_restores_the_weights_and_starts_a_new_optimiser(tmp_path: Path) -> None:
     policy = small_policy()
     update(policy, 0)
-    whole = Checkpoints(tmp_path / "whole", DEFAULT_POLICY, SPARK, KEEP_ONE).save(policy, TrainerState(step=1))
-    folder = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, CheckpointConfig(keep=1, optimiser=False)).save(
-        policy, TrainerState(step=1)
-    )
+    whole = save(Checkpoints(tmp_path / "whole", DEFAULT_POLICY, SPARK, KEEP_ONE), policy, TrainerState(step=1))
+    checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, CheckpointConfig(keep=1, optimiser=False))
+    folder = save(checkpoints, policy, TrainerState(step=1))
     assert sizes(folder) < sizes(whole) / 2
     again = small_policy()
     assert restore_latest(tmp_path, again).step == 1
@@ -118,9 +123,9 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     update(policy, 0)
     checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, CheckpointConfig())
     for step in range(1, 7):
-        checkpoints.save(policy, TrainerState(step=step, best_step=min(step, 2)))
+        save(checkpoints, policy, TrainerState(step=step, best_step=min(step, 2)))
     assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [2, 5, 6]
-    checkpoints.save(policy, TrainerState(step=7, kept_step=5))  # which is kept because the run collapsed after it
+    save(checkpoints, policy, TrainerState(step=7, kept_step=5))  # which is kept because the run collapsed after it
     assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [5, 6, 7]
 
 
@@ -128,26 +133,26 @@ def test_what_was_cut_short_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pyt
     policy = small_policy()
     update(policy, 0)
     checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, CheckpointConfig())
-    checkpoints.save(policy, TrainerState(step=1))
+    save(checkpoints, policy, TrainerState(step=1))
 
     def fail(*_: object) -> None:
         raise OSError("No space left on device")
 
     monkeypatch.setattr("leyden.learner.checkpoint.save_file", fail)
     with pytest.raises(OSError, match="No space"):
-        checkpoints.save(policy, TrainerState(step=2))
+        save(checkpoints, policy, TrainerState(step=2))
     assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [1]
     monkeypatch.undo()
-    checkpoints.save(policy, TrainerState(step=2))
+    save(checkpoints, policy, TrainerState(step=2))
     assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [1, 2]
     assert read_state(tmp_path / "step-2").step == 2
 
 
 def test_the_checkpoints_of_policies_are_apart(tmp_path: Path) -> None:
     policy = small_policy()
-    Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, CheckpointConfig()).save(policy, TrainerState(step=1))
+    save(Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, CheckpointConfig()), policy, TrainerState(step=1))
     other = small_policy(seed=9)
-    Checkpoints(tmp_path, "critic", SPARK, CheckpointConfig()).save(other, TrainerState(step=2, policy="critic"))
+    save(Checkpoints(tmp_path, "critic", SPARK, CheckpointConfig()), other, TrainerState(step=2, policy="critic"))
     assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [1] and checkpoint_steps(tmp_path, "critic") == [2]
     assert checkpoint_policies(tmp_path) == [DEFAULT_POLICY, "critic"]
     assert latest_checkpoint(tmp_path, "critic") == tmp_path / "policies" / "critic" / "step-2"
@@ -175,7 +180,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(tmp_path: Pat
     found: list[torch.Tensor] = []
     for step in (1, 2):
         update(policy, step)
-        checkpoints.save(policy, TrainerState(step=step, version=step))
+        save(checkpoints, policy, TrainerState(step=step, version=step))
         found.append(weights(policy).clone())
     cut_short(tmp_path / "step-2" / name)
     said: list[str] = []
@@ -216,7 +221,7 @@ def test_the_weights_of_step_0_are_those_before_training(
 def test_a_flipped_byte_is_found_and_a_run_without_a_whole_checkpoint_does_not_begin_anew_unasked(
     tmp_path: Path,
 ) -> None:
-    Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, KEEP_ONE).save(small_policy(), TrainerState(step=1))
+    save(Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, KEEP_ONE), small_policy(), TrainerState(step=1))
     flip_a_byte(tmp_path / "step-1" / "model.safetensors")
     said: list[str] = []
     with pytest.raises(ConfigError, match=r"every checkpoint in .* is damaged"):
@@ -226,15 +231,15 @@ def test_a_flipped_byte_is_found_and_a_run_without_a_whole_checkpoint_does_not_b
 
 def test_a_full_disk_leaves_the_checkpoint_before_and_no_draft(tmp_path: Path) -> None:
     policy, checkpoints = small_policy(), Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, KEEP_ONE)
-    checkpoints.save(policy, TrainerState(step=1))
+    save(checkpoints, policy, TrainerState(step=1))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
         with pytest.raises(OSError, match="too large") as full:
-            checkpoints.save(policy, TrainerState(step=2))
+            save(checkpoints, policy, TrainerState(step=2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert full.value.errno == errno.EFBIG
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
-    checkpoints.save(policy, TrainerState(step=2))
+    save(checkpoints, policy, TrainerState(step=2))
     assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [2]

@@ -131,12 +131,12 @@ def test_a_refusal_says_what_would_fit_and_what_fits_is_loaded(tmp_path: Path, m
     source = saved(LlamaConfig(**SHAPE), tmp_path)
     weights = make(LlamaConfig(**SHAPE)).num_parameters()
     monkeypatch.setattr("leyden.learner.loading.device", lambda: torch.device("cpu"))
-    monkeypatch.setattr("leyden.learner.loading._free_memory", lambda: 16 * weights)
+    monkeypatch.setattr("leyden.learner.loading.free_memory", lambda: 16 * weights)
     load_model(source, "float32", training=True)
     with pytest.raises(ConfigError, match=r"use a smaller model, a larger machine or `training.lora`$"):
         load_model(source, "float32", True, reference=True)
     load_model(source, "float32", True, LORA, reference=True)
-    monkeypatch.setattr("leyden.learner.loading._free_memory", lambda: 4 * weights)
+    monkeypatch.setattr("leyden.learner.loading.free_memory", lambda: 4 * weights)
     with pytest.raises(ConfigError, match=r'a larger machine or `engine.dtype = "bfloat16"`$'):
         load_model(source, "float32", True, LORA)
     with pytest.raises(ConfigError, match=r"use a smaller model or a larger machine$"):

@@ -1,6 +1,7 @@
 """The learner in this process: an update is accumulated, made, saved and restored by the name of its policy."""
 
 import asyncio
+import errno
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from leyden.learner.local import LocalLearner, TrainedPolicy
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import TrainerState, Update
 from leyden.models.source import ModelSource
+from leyden.runs.checkpoint_files import write_checksums
 
 SPARK = ModelSource("spark", Path(__file__).parents[2] / "src/leyden/models/spark")
 
@@ -40,12 +42,85 @@ async def test_a_policy_learns_and_is_restored_by_its_name(tmp_path: Path) -> No
         assert after[0].tolist() != before[0].tolist()
         state = TrainerState(step=1, policy="mine", version=1)
         await learner.save("mine", state)
+        await learner.finish_save("mine")
         published = dict(learner.weights("mine").tensors())
         assert torch.equal(published["model.norm.weight"], policy.model.state_dict()["model.norm.weight"])
     with learner_of(small_policy(seed=9), tmp_path) as again:
         assert await again.restore("mine") == state
         assert [one.tolist() for one in await again.logprobs("mine", samples)] == [one.tolist() for one in after]
         assert await again.version_of("mine", 1) == 1
+
+
+async def update(learner: LocalLearner) -> None:
+    await learner.accumulate("mine", Update(some_samples()))
+    await learner.apply("mine")
+
+
+def weight(policy: Policy) -> list[float]:
+    return policy.model.get_parameter("model.norm.weight").tolist()
+
+
+async def restored(folder: Path) -> tuple[int, list[float]]:
+    """The step and a weight of the newest checkpoint."""
+    policy = small_policy(seed=9)
+    with learner_of(policy, folder) as learner:
+        return (await learner.restore("mine")).step, weight(policy)
+
+
+async def test_a_policy_is_trained_while_a_slow_disk_writes_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, writing, may_end = small_policy(), threading.Event(), threading.Event()
+    with learner_of(policy, tmp_path) as learner:
+        await learner.save("mine", TrainerState(step=1, policy="mine"))
+        await learner.finish_save("mine")
+        before = weight(policy)
+        await update(learner)
+        copied = weight(policy)
+
+        def slow(folder: Path) -> None:
+            writing.set()
+            may_end.wait(60)
+            write_checksums(folder)
+
+        monkeypatch.setattr("leyden.learner.checkpoint.write_checksums", slow)
+        await learner.save("mine", TrainerState(step=2, policy="mine"))
+        saving = asyncio.create_task(learner.finish_save("mine"))
+        await asyncio.to_thread(writing.wait, 60)
+        await update(learner)
+        assert weight(policy) != copied and not saving.done()
+        assert await restored(tmp_path) == (1, before)  # as after a kill
+        saving.cancel()  # the run ends otherwise
+        may_end.set()
+    assert await restored(tmp_path) == (2, copied)
+
+
+async def test_a_copy_outlives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    policy = small_policy()
+    with learner_of(policy, tmp_path) as learner:
+        copied = weight(policy)
+        await learner.save("mine", TrainerState(step=1, policy="mine"))
+        monkeypatch.setattr("leyden.learner.checkpoint.save_file", full)
+        with pytest.raises(OSError, match="No space"):
+            await learner.finish_save("mine")
+        await update(learner)
+        monkeypatch.undo()
+        await learner.finish_save("mine")
+    assert await restored(tmp_path) == (1, copied) and weight(policy) != copied
+
+
+async def test_without_memory_for_a_copy_a_checkpoint_is_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = small_policy()
+    monkeypatch.setattr("leyden.learner.snapshot.free_memory", lambda: 1000)
+    with learner_of(policy, tmp_path) as learner:
+        await learner.save("mine", TrainerState(step=1, policy="mine"))
+        assert await restored(tmp_path) == (1, weight(policy))
+        await learner.finish_save("mine")
 
 
 def scripted(policy: object = None, checkpoints: object = None) -> LocalLearner:

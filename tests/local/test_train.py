@@ -434,7 +434,7 @@ def test_what_is_wrong_is_one_line_before_any_work(setting: str, says: str, tmp_
 
 def test_too_little_memory_is_reported_before_any_is_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Training(tmp_path)
-    monkeypatch.setattr("leyden.learner.loading._free_memory", lambda: 10 * 2**20)
+    monkeypatch.setattr("leyden.learner.loading.free_memory", lambda: 10 * 2**20)
     assert "takes about 0.029 GiB and 0.0098 are free" in refusal(tmp_path)
 
 

@@ -31,7 +31,7 @@ async def test_a_step_collects_evaluates_records_and_updates_and_publishes_once(
         *("evaluate 2", "logprobs 2", "evaluate 2", "logprobs 2", "credits 1"),
         *("accumulate train-0.0:-0.71 train-0.1:+0.71", *held, "change to 1", "apply", "changed"),
         *("accumulate train-1.0:-0.71 train-1.1:+0.71", *held, "change to 2", "apply", "changed"),
-        *("hold", "publish 2", "version 2", "report 1", "save 1"),
+        *("hold", "publish 2", "version 2", "report 1", "copy 1", "save 1"),
     ]
     assert (state.step, state.position, state.version) == (1, 2, 2)
 
@@ -41,7 +41,16 @@ async def test_an_engine_that_does_not_fit_sleeps_until_it_gets_the_weights(tmp_
     await run.start()
     words = first_words(run.journal)
     assert words[: words.index("evaluate")] == ["sample", "sample", "start", "hold", "sleep", "logprobs", "divergence"]
-    assert words[words.index("changed") :] == ["changed", "free", "hold", "publish", "version", "report", "save"]
+    assert words[words.index("changed") :] == [
+        "changed",
+        "free",
+        "hold",
+        "publish",
+        "version",
+        "report",
+        "copy",
+        "save",
+    ]
 
 
 def equal_rewards(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
@@ -134,7 +143,7 @@ async def test_a_stop_finishes_the_step_and_saves(tmp_path: Path) -> None:
 
     run.store.script = stop_in_step_two
     state = await run.start()
-    assert state.step == 2 and run.journal[-2:] == ["report 2", "save 2"]
+    assert state.step == 2 and run.journal[-3:] == ["report 2", "copy 2", "save 2"]
 
 
 async def test_a_stop_abandons_the_evaluation_before_the_first_step(tmp_path: Path) -> None:
@@ -155,7 +164,7 @@ async def test_a_stop_abandons_the_evaluation_before_the_first_step(tmp_path: Pa
 async def test_the_time_limit_ends_a_run_after_the_step_in_which_it_is_over(tmp_path: Path) -> None:
     run = ScriptedRun(tmp_path, held_out=1, training={"steps": 9, "time_limit_s": 1e-6})
     state = await run.start()
-    assert state.step == 1 and run.journal[-3:] == ["measured 1", "report 1", "save 1"]
+    assert state.step == 1 and run.journal[-4:] == ["measured 1", "report 1", "copy 1", "save 1"]
 
 
 async def test_a_full_disk_delays_what_is_written_and_is_reported_once(
@@ -165,7 +174,7 @@ async def test_a_full_disk_delays_what_is_written_and_is_reported_once(
     run = ScriptedRun(tmp_path, training={"steps": 1})
     run.learner.full_disks = run.observer.full_disks = 3
     await run.start()
-    assert run.journal[-2:] == ["report 1", "save 1"]
+    assert run.journal[-3:] == ["report 1", "copy 1", "save 1"]
     full = "([Errno 28] No space left on device): waiting for room"
     assert run.observer.warnings == [
         f"the metrics of step 1 cannot be written {full}",
@@ -189,7 +198,7 @@ def make(folder: Path) -> ScriptedRun:
 
 def computed(run: ScriptedRun) -> list[str]:
     """What the learner was asked for. The start is measured from calls that are kept, so not again after step 1."""
-    words = ("accumulate", "apply", "save", "load")
+    words = ("accumulate", "apply", "copy", "load")
     return [entry for entry in run.journal if entry.startswith(words)]
 
 
@@ -206,7 +215,7 @@ async def test_a_run_that_is_killed_anywhere_goes_on_as_if_it_had_not_been(tmp_p
         run.open()
         assert await run.start() == expected, whole.journal[point]
         assert run.learner.digest == whole.learner.digest
-        after = computed(whole)[computed(whole).index(f"save {saved}") + 1 :] if saved else computed(whole)
+        after = computed(whole)[computed(whole).index(f"copy {saved}") + 1 :] if saved else computed(whole)
         assert computed(run) == after
         assert run.store.sampled.keys() == whole.store.sampled.keys()
         assert all(run.store.sampled[name] is episodes for name, episodes in sampled.items())  # none is sampled again

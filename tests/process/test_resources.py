@@ -8,7 +8,7 @@ from small_engines import make
 
 from leyden.engine.torch import sizing
 from leyden.process import resources
-from leyden.process.resources import assigned_cores, usable_cores
+from leyden.process.resources import assigned_cores, free_memory, usable_cores
 
 
 def test_the_quota_of_a_container_counts(tmp_path: Path) -> None:
@@ -18,6 +18,17 @@ def test_the_quota_of_a_container_counts(tmp_path: Path) -> None:
     for text, cores in (("max 100000\n", here), ("100000 100000\n", 1), ("50000 100000\n", 1), ("nonsense", here)):
         quota.write_text(text)
         assert usable_cores(quota) == cores
+
+
+def test_the_memory_limit_of_a_container_counts(tmp_path: Path) -> None:
+    free = free_memory(tmp_path)
+    assert free > 2**20
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 600\ninactive_file 250\n")
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert free_memory(tmp_path) == 1000 - 900 + 250
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory(tmp_path) > 2**20
 
 
 def test_without_affinity_all_cores_of_the_machine_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from smallpolicy import small_policy
 from leyden.config import CheckpointConfig
 from leyden.learner.checkpoint import Checkpoints
 from leyden.learner.protocol import TrainerState
+from leyden.learner.snapshot import Snapshot
 from leyden.models.source import ModelSource
 from leyden.records import DEFAULT_POLICY
 from leyden.rendering.factory import renderer_for
@@ -30,12 +31,11 @@ def test_a_model_and_its_checkpoint_are_rendered_alike(
     model = THINKING.get(family, FAMILIES[family])
     template = template_of(family)
     source = write_model(tmp_path / "model", model, template)
-    checkpoint = Checkpoints(tmp_path / "run", DEFAULT_POLICY, source, CheckpointConfig()).save(
-        small_policy(), TrainerState(step=1)
-    )
+    snapshot = Snapshot.of(small_policy(), TrainerState(step=1), moments=True)
+    checkpoint = Checkpoints(tmp_path / "run", DEFAULT_POLICY, source, CheckpointConfig()).write(snapshot)
     source_of_next = ModelSource(str(checkpoint), checkpoint)
     next_one = Checkpoints(tmp_path / "next", DEFAULT_POLICY, source_of_next, CheckpointConfig())
-    later = next_one.save(small_policy(), TrainerState(step=1))  # of a run that started from the checkpoint
+    later = next_one.write(snapshot)  # of a run that started from the checkpoint
     original = renderer_for(Tokenizer.load(source.folder, source.name))
     prompt = original.render_ids(MESSAGES, add_generation_prompt=True)
     answer = [*Tokenizer.load(source.folder).encode("Ten."), original.get_stop_token_ids()[0]]

@@ -23,6 +23,7 @@ from leyden.learner.errors import TrainingError
 from leyden.learner.loading import read_model_config
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import TrainerState
+from leyden.learner.snapshot import RNG, Snapshot
 from leyden.models.source import ModelSource
 from leyden.rendering.known_models import remember_known_model
 from leyden.rendering.tokenizer import RENDERER_FILE
@@ -37,8 +38,6 @@ from leyden.runs.checkpoint_files import (
 
 _OPTIMISER = "optimiser.safetensors"
 _EXTRA = "beside.safetensors"
-"""Trained parameters that are not in the model: LoRA matrices, a critic."""
-_RNG = "rng"
 
 
 class Checkpoints:
@@ -56,13 +55,18 @@ class Checkpoints:
         self._folder, self._model, self._kept = checkpoint_folder(run, policy), model, kept
         self._run, self._policy, self._warn = run, policy, warn
 
-    def save(self, policy: Policy, state: TrainerState) -> Path:
+    def snapshot(self, policy: Policy, state: TrainerState) -> Snapshot:
+        """Return what a checkpoint is written from; it shares the policy's memory."""
+        return Snapshot.of(policy, state, self._kept.optimiser)
+
+    def write(self, snapshot: Snapshot) -> Path:
         """Write a checkpoint, and delete those that are no longer kept."""
+        state = snapshot.state
         final = self._folder / f"step-{state.step}"
         temporary = self._folder / f".step-{state.step}.draft"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
-            self._write(policy, state, temporary)
+            self._write(snapshot, temporary)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)  # it takes room on a disk that may be full
             if isinstance(error, SafetensorError):
@@ -74,18 +78,15 @@ class Checkpoints:
         self._delete_old(state)
         return final
 
-    def _write(self, policy: Policy, state: TrainerState, temporary: Path) -> None:
+    def _write(self, snapshot: Snapshot, temporary: Path) -> None:
         temporary.mkdir(parents=True)
-        policy.served.save_pretrained(temporary, state_dict=policy.weights())
-        save_file(
-            {name: each.detach().contiguous() for name, each in policy.extra_parameters.items()}, temporary / _EXTRA
-        )
+        snapshot.model.save_pretrained(temporary, state_dict=dict(snapshot.weights))  # which it empties
+        save_file(dict(snapshot.extra), temporary / _EXTRA)
         for file in tokenizer_files(self._model.folder):
             shutil.copyfile(file, temporary / file.name)
         remember_known_model(temporary, self._model.name)
-        moments = _moments(policy) if self._kept.optimiser else {}
-        save_file({**moments, _RNG: torch.get_rng_state()}, temporary / _OPTIMISER)
-        (temporary / STATE_FILE).write_bytes(msgspec.json.encode(state))
+        save_file(dict(snapshot.optimiser), temporary / _OPTIMISER)
+        (temporary / STATE_FILE).write_bytes(msgspec.json.encode(snapshot.state))
         write_checksums(temporary)
         _sync(temporary)
 
@@ -144,7 +145,7 @@ def restore_checkpoint(folder: Path, policy: Policy) -> TrainerState:
     state = read_state(folder)
     _load_weights(folder, policy)
     moments = load_file(folder / _OPTIMISER)
-    torch.set_rng_state(moments.pop(_RNG))
+    torch.set_rng_state(moments.pop(RNG))
     restore_moments(policy.optimiser, policy.parameters, moments)
     return state
 
@@ -194,15 +195,6 @@ def tokenizer_files(folder: Path) -> list[Path]:
     """Return the files of a model's tokenizer, with the name that its renderer is chosen by if it is remembered."""
     names = (RENDERER_FILE, "tokenizer", "special_tokens", "chat_template", "vocab", "merges", "added_tokens")
     return [path for path in sorted(folder.iterdir()) if path.name.startswith(names) and path.is_file()]
-
-
-def _moments(policy: Policy) -> dict[str, torch.Tensor]:
-    names = {parameter: name for name, parameter in policy.parameters.items()}
-    return {
-        f"{names[parameter]}.{key}": value.contiguous()
-        for parameter, state in policy.optimiser.state.items()
-        for key, value in state.items()
-    }
 
 
 def _sync(folder: Path, inside: bool = True) -> None:

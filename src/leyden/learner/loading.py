@@ -1,6 +1,5 @@
 """Checks and loads the model to train; a `ConfigError` before any work starts says what is wrong."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from leyden.config import AdapterConfig, ConfigError
 from leyden.models.source import ModelSource
+from leyden.process.resources import free_memory
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 
 _TRAINED_BYTES = 16
@@ -113,7 +113,7 @@ def _check_memory(
 ) -> None:
     empty = _empty_model(config)
     needed = memory_for_training(empty, dtype, lora, reference)
-    free = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else _free_memory()
+    free = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else free_memory()
     if needed <= free:
         return
     ways = ["a smaller model", "a larger machine"]
@@ -125,10 +125,3 @@ def _check_memory(
         f"`model`: to train {name} ({empty.num_parameters() / 1e6:.0f} million parameters) takes about "
         f"{needed / 2**30:.2g} GiB and {free / 2**30:.2g} are free: use {', '.join(ways[:-1])} or {ways[-1]}"
     )
-
-
-def _free_memory() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,9 +1,13 @@
-"""The learner in this process: every call runs on one thread, so that the event loop stays responsive."""
+"""The learner in this process: calls run on one thread, so that the event loop stays responsive.
+
+Checkpoints are written on another.
+"""
 
 import asyncio
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Self, TypeVar
 
 import torch
@@ -16,6 +20,7 @@ from leyden.learner.objective import Objective
 from leyden.learner.policy import CurrentWeights, Policy
 from leyden.learner.protocol import Logprobs, SampleEvaluation, TrainerState, Update, UpdateMetrics
 from leyden.learner.sample import Sample
+from leyden.learner.snapshot import Snapshot
 
 T = TypeVar("T")
 
@@ -34,6 +39,9 @@ class LocalLearner:
     def __init__(self, policies: Mapping[str, TrainedPolicy]) -> None:
         self._policies = policies
         self._thread = ThreadPoolExecutor(1, "learner")
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._copies: dict[str, Snapshot] = {}
+        """By policy, the checkpoint that is not written yet."""
         self._grad_norms: dict[str, float] = {}
         self._frozen = False
 
@@ -41,8 +49,9 @@ class LocalLearner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Free the thread, which ends when it has computed what it was given."""
+        """Free the thread, which ends when it has computed what it was given; a checkpoint is written to its end."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._writer.shutdown()
         gc.unfreeze()
 
     async def restore(self, policy: str) -> TrainerState:
@@ -92,9 +101,26 @@ class LocalLearner:
         return CurrentWeights(self._policies[policy].policy)
 
     async def save(self, policy: str, state: TrainerState) -> None:
-        """Write a checkpoint."""
+        """Copy what a checkpoint holds; without memory for that, write it."""
         one = self._policies[policy]
-        await self._on_thread(lambda: one.checkpoints.save(one.policy, state))
+
+        def copy_or_write() -> Snapshot | None:
+            snapshot = one.checkpoints.snapshot(one.policy, state)
+            copy = snapshot.copy()
+            if copy is None:
+                one.checkpoints.write(snapshot)
+            return copy
+
+        copy = await self._on_thread(copy_or_write)
+        if copy is not None:
+            self._copies[policy] = copy
+
+    async def finish_save(self, policy: str) -> None:
+        """Write the copy on a thread of its own, while the policy is trained."""
+        if (copy := self._copies.get(policy)) is not None:
+            write = partial(self._policies[policy].checkpoints.write, copy)
+            await asyncio.get_running_loop().run_in_executor(self._writer, write)
+            del self._copies[policy]
 
     async def version_of(self, policy: str, step: int) -> int:
         """Return the version of the weights of a checkpoint, if it is whole."""

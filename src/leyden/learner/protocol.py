@@ -154,7 +154,16 @@ class Learner(Protocol):
         """Return the present weights, to be published to an engine."""
 
     async def save(self, policy: str, state: TrainerState) -> None:
-        """Write a checkpoint. Raises an `OSError` if the disk is full."""
+        """Copy what a checkpoint holds, for `finish_save`; the one before must be finished.
+
+        Without memory for a copy it is written here. Raises an `OSError` if the disk is full then.
+        """
+
+    async def finish_save(self, policy: str) -> None:
+        """Write the checkpoint that was copied, while training goes on; it is then complete on the disk.
+
+        Raises an `OSError` if the disk is full; the copy is kept, to be written by another call.
+        """
 
     async def version_of(self, policy: str, step: int) -> int:
         """Return the version of the weights of a checkpoint. Raises a `TrainingError` if it is damaged."""

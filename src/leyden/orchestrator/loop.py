@@ -53,11 +53,13 @@ class Trainer:
                 if not self._config.training.max_staleness:
                     await self._closed()
             await self._closed()
+            if stop.is_set() and (parts.saver.newest or 0) != self._trained.step:
+                await parts.saver.save(self._state(self._trained))
+            await parts.saver.finish()
         finally:
             if self._closing is not None:
                 self._closing.cancel()
-        if stop.is_set() and (parts.saver.newest or 0) != self._trained.step:
-            await parts.saver.save(self._state(self._trained))
+            parts.saver.cancel()
         if self._trained.step == self._last and parts.evaluations.has_test:
             await self._unless_stopped(stop, self._evaluate_best())
         return self._state(self._trained)
@@ -97,6 +99,7 @@ class Trainer:
     async def _close(self, report: StepReport, trained: TrainerState, stop: asyncio.Event) -> None:
         """Evaluate, report and save a step whose weights are published."""
         config, parts = self._config, self._parts
+        parts.saver.check()
         if _due(config.evaluation.every, report.step, self._last):
             started = time.monotonic()
             report.held_out = await parts.evaluations.measure(report.step)

@@ -1,5 +1,6 @@
-"""Saves checkpoints, and remembers which one is kept because the run collapsed after it."""
+"""Saves checkpoints while training goes on, and remembers which one is kept because the run collapsed after it."""
 
+import asyncio
 from functools import partial
 
 from leyden.learner.protocol import Learner, TrainerState
@@ -12,15 +13,35 @@ class Saver:
 
     def __init__(self, learner: Learner, reports: Reports, state: TrainerState) -> None:
         self._learner, self._reports = learner, reports
+        self._writing: asyncio.Task[None] | None = None
         self.newest = state.step or None
         """Step of the newest checkpoint."""
         self.kept_step = state.kept_step
 
     async def save(self, state: TrainerState) -> None:
-        """Write a checkpoint, as soon as the disk has room for it."""
-        save = partial(self._learner.save, state.policy, state)
-        await when_there_is_room(f"the checkpoint of step {state.step}", save, self._reports.warn)
+        """Copy a checkpoint, which is then written as soon as the disk has room for it and the one before is."""
+        await self.finish()
+        learner, what, warn = self._learner, f"the checkpoint of step {state.step}", self._reports.warn
+        await when_there_is_room(what, partial(learner.save, state.policy, state), warn)
+        write = when_there_is_room(what, partial(learner.finish_save, state.policy), warn)
+        self._writing = asyncio.create_task(write)
         self.newest = state.step
+
+    async def finish(self) -> None:
+        """Wait until the last checkpoint is written."""
+        if self._writing is not None:
+            await self._writing
+            self._writing = None
+
+    def check(self) -> None:
+        """Raise the error of a checkpoint that could not be written."""
+        if self._writing is not None and self._writing.done():
+            self._writing.result()
+
+    def cancel(self) -> None:
+        """Do not wait for room any more."""
+        if self._writing is not None:
+            self._writing.cancel()
 
     def keep_best(self, best_step: int | None) -> str:
         """Keep the checkpoint that a run which collapses may go back to; say which it is."""

@@ -1,4 +1,4 @@
-"""Cores, threads and open files that this process may use."""
+"""Cores, memory, threads and open files that this process may use."""
 
 import os
 import resource
@@ -19,6 +19,23 @@ def usable_cores(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
     except (OSError, ValueError):
         return cores
+
+
+def free_memory(container: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how many bytes of memory this process can still take: of the machine's, or of its container's limit."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError):
+        free = _number(Path("/proc/meminfo"), "MemAvailable:") * 1024
+    with suppress(OSError, ValueError):  # "max" is no limit
+        limit = int((container / "memory.max").read_text())
+        cached = _number(container / "memory.stat", "inactive_file")  # it is freed when memory is needed
+        free = min(free, limit - int((container / "memory.current").read_text()) + cached)
+    return free
+
+
+def _number(file: Path, field: str) -> int:
+    """Return the number in the line of a file that begins with a field."""
+    return next(int(words[1]) for line in file.read_text().splitlines() if (words := line.split())[0] == field)
 
 
 def configure_openmp() -> None:
