@@ -7,6 +7,7 @@ from typing import Any
 from leyden.config import Config
 from leyden.episodes import Episode
 from leyden.orchestrator.health.collapse import CollapseDetector
+from leyden.orchestrator.health.correction import CorrectionDetector
 from leyden.orchestrator.health.failures import FailureShare, FailureStreak
 from leyden.orchestrator.health.mismatch import MismatchDetector
 from leyden.orchestrator.health.position import PositionDetector
@@ -25,7 +26,8 @@ class Health:
         """`tasks` is how many different tasks the run has."""
         self._collapse = CollapseDetector.of(lines)
         self._standstill = StandstillDetector.of(lines, config.training)
-        self._mismatch, self._position = MismatchDetector(), PositionDetector(position_advice)
+        self._mismatch, self._correction = MismatchDetector(), CorrectionDetector(config)
+        self._position = PositionDetector(position_advice)
         self._streak, self._share = FailureStreak(tasks), FailureShare(config.run)
 
     def add_rollouts(self, what: str, episodes: Sequence[Episode]) -> str | None:
@@ -54,8 +56,10 @@ class Health:
     def find_warnings(self, report: StepReport) -> Iterator[str]:
         """Yield what else is wrong with a step."""
         same_weights = max(report.staleness, default=0) == 0
+        statistics = report.metrics[0].statistics if report.metrics else {}
         for message in (
-            self._mismatch.add_step(report.metrics[0].statistics) if report.metrics and same_weights else None,
+            self._mismatch.add_step(statistics) if same_weights else None,
+            self._correction.add_step(statistics),
             self._position.add_step(report.accounting.advantages),
             self._standstill.add_step(report.step, step_metrics(report)),
         ):
