@@ -87,6 +87,7 @@ class ScriptedStore:
 
     async def enqueue(self, run: str, spec: GroupSpec) -> Group:
         self._check(spec)
+        self.requested.append(spec)
         if spec.id not in self.sampled:
             self.journal.write(f"sample {spec.id}")
             self.sampled[spec.id] = [self._episode(run, spec, index) for index in range(spec.size)]

@@ -82,7 +82,7 @@ class StepRollouts:
         for one in resumed:
             add(self._source.again(one, step))
         for _ in range(self._open.room(training.steps - step + 1)):
-            meant_for = step + len(groups) // training.tasks_per_step
+            meant_for = step + sum(group.teaches for group in groups.values()) // training.tasks_per_step
             running = {group.spec.task.id for group in groups.values()}
             add(self._source.take(meant_for, self._publications.newest, running))
         if specs:
