@@ -6,6 +6,8 @@ MAX_ATTEMPTS = 3
 """Attempts of a rollout, the first included, before a retryable failure is final."""
 FAILURE_REWARD = 0.0
 """Reward of a rollout that ends as `agent_error` or `timeout`."""
+SUCCESS = 1.0
+"""Reward from which a rollout counts as solved."""
 WORKER_PROCESSES = 1
 """Host processes of one worker."""
 CONCURRENCY = 64

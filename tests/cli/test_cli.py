@@ -306,6 +306,15 @@ def test_a_long_list_is_shown_in_parts(leyden: Leyden, where: list[str]) -> None
     assert [rollout["id"] for rollout in rest["rollouts"]] == ["sums.2"]
 
 
+def test_tasks_are_shown_by_success_rate(leyden: Leyden, where: list[str]) -> None:
+    listed = leyden("show", "calc", "--tasks", "--json", *where).document
+    (task,) = listed["tasks"]
+    assert (task["groups"], task["rollouts"], task["success"], task["reward"]) == (1, 3, 0.0, 0.375)
+    text = leyden("show", "calc", "--tasks", *where).text
+    assert "0.375" in text and "1 of 1 task\n" in text
+    assert "leave out sums.0" in leyden("show", "calc", "sums.0", "--tasks", *where).mistake(1)
+
+
 def test_rollouts_are_shown_by_outcome_step_and_reward(leyden: Leyden, where: list[str]) -> None:
     def shown(*filters: object) -> list[str]:
         found = leyden("show", "calc", *filters, "--json", *where).document["rollouts"]

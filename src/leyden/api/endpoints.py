@@ -194,6 +194,10 @@ class ControlApi:
     def search_rollouts(self, run: str, query: views.RolloutQuery) -> views.RolloutListing:
         """Return a page of the rollouts that match the query."""
 
+    @endpoint("GET", _RUN + "/tasks", Permission.VIEW)
+    def list_tasks(self, run: str, query: views.TaskQuery) -> views.TaskListing:
+        """Return a page of a run's tasks with success rate, mean reward and share of flat groups."""
+
     @endpoint("GET", _RUN + "/facets", Permission.VIEW)
     def facets(self, run: str) -> views.Facets:
         """Return the values by which rollouts can be filtered."""

@@ -134,6 +134,43 @@ class RolloutListing(Struct, frozen=True):
     total: int
 
 
+class TaskQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """Order and page of the list of tasks."""
+
+    purpose: Purpose | None = None
+    sort: Literal["success", "-success", "reward", "-reward", "flat", "-flat", "groups", "-groups", "step", "-step"] = (
+        "success"
+    )
+    offset: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    limit: Annotated[int, Meta(ge=1, le=500)] = 50
+
+
+class ListedTask(Struct, frozen=True):
+    """What the rollouts of a task earned; None if no reward says."""
+
+    id: str
+    purpose: str
+    groups: int
+    rollouts: int
+    success: float | None
+    """The share of rewards that are at least `evaluation.success`."""
+    reward: float | None
+    """The mean reward."""
+    flat: float | None
+    """The share of groups of two rewards or more whose rewards are all equal."""
+    step: int | None
+    """The last step that requested a group."""
+    input: str
+    """The beginning of the task's input, as JSON."""
+
+
+class TaskListing(Struct, frozen=True):
+    """One page of the list of tasks, and how many there are."""
+
+    tasks: tuple[ListedTask, ...]
+    total: int
+
+
 class Facets(Struct, frozen=True):
     """The values that a list of rollouts can be filtered by."""
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from leyden.api.client import RemoteError
-from leyden.api.views import RolloutQuery, RunCard
+from leyden.api.views import ListedTask, RolloutQuery, RunCard, TaskQuery
 from leyden.api.wire import ListedRollout, RolloutDetail, RolloutPage, RunSummary
 from leyden.cli.arguments import identifier, integer, run_name
 from leyden.cli.printing import format_bytes, plural, print_json, print_table, stdout_console, with_error
@@ -29,8 +29,9 @@ from leyden.runs.stored_runs import RunSource, StoredRuns
 from leyden.store.files.run_lock import INTERRUPTED
 
 _OUTPUT_LINES, _MAX_LINE_LENGTH = 20, 2000
+_MAX_INPUT_LENGTH = 60
 _LIST_PAGE, _SEARCH_PAGE = 1000, 500
-"""Rollouts of one request."""
+"""Rollouts or tasks of one request."""
 
 
 def add_runs(commands: Any) -> argparse.ArgumentParser:
@@ -52,8 +53,9 @@ def add_show(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("--step", type=integer(0, 2**31 - 1), metavar="N", help="only rollouts of this step")
     command.add_argument("--reward-below", type=float, metavar="X", help="only rollouts with a smaller reward")
+    command.add_argument("--tasks", action="store_true", help="list the tasks, those with the fewest successes first")
     command.add_argument("--newest", action="store_true", help="the newest rollouts first")
-    command.add_argument("--limit", type=integer(1, 2**31 - 1), default=20, help="how many rollouts (default: 20)")
+    command.add_argument("--limit", type=integer(1, 2**31 - 1), default=20, help="how many rows (default: 20)")
     add_source(command)
     command.set_defaults(run=_show)
     return command
@@ -103,7 +105,9 @@ def _rewards_of(run: RunSummary, card: RunCard | None) -> tuple[str, str, str]:
 
 async def _show(options: argparse.Namespace) -> None:
     async with open_source(options, options.name) as source:
-        if options.rollout is None:
+        if options.tasks:
+            await _show_tasks(source, options)
+        elif options.rollout is None:
             await _show_run(source, options)
         else:
             await _show_rollout(source, options)
@@ -169,6 +173,34 @@ async def _list(source: RunSource, options: argparse.Namespace) -> tuple[list[Li
         found += page
         if len(page) < limit or len(found) == options.limit:
             return found, len(found)
+
+
+async def _show_tasks(source: RunSource, options: argparse.Namespace) -> None:
+    if options.rollout is not None:
+        raise ConfigError(f"--tasks lists the tasks of a run: leave out {options.rollout}")
+    found: list[ListedTask] = []
+    while True:
+        limit = min(_SEARCH_PAGE, options.limit - len(found))
+        page = await source.list_tasks(options.name, TaskQuery(offset=len(found), limit=limit))
+        found += page.tasks
+        if len(page.tasks) < limit or len(found) == options.limit:
+            break
+    if options.json:
+        print_json({"tasks": found, "total": page.total})
+        return
+    columns = ("task", "for", "groups", "rollouts", "success", "reward", "flat", "step", "input")
+    table = Table(*columns, box=box.SIMPLE, pad_edge=False)
+    for task in found:
+        table.add_row(
+            *(task.id, task.purpose, str(task.groups), str(task.rollouts)),
+            *map(_number, (task.success, task.reward, task.flat)),
+            "-" if task.step is None else str(task.step),
+            Text(_plain(task.input[:_MAX_INPUT_LENGTH])),
+        )
+    console = stdout_console()
+    print_table(console, table)
+    onward = f" (--limit {page.total} shows all)" if len(found) < page.total else ""
+    console.print(f"{len(found)} of {plural(page.total, 'task')}{onward}")
 
 
 async def _show_rollout(source: RunSource, options: argparse.Namespace) -> None:

@@ -262,7 +262,7 @@ class EvaluationConfig(_Section, frozen=True):
     """Steps between evaluations; 0: only before the first step and after the last."""
     rollouts: AtLeastOne | None = None
     """Rollouts per held-out task. If unset: 1, and for fewer than 32 tasks up to 4, so that there are about 32."""
-    success: Real = 1.0
+    success: Real = defaults.SUCCESS
     """The reward from which a rollout counts as solved, for pass@k."""
 
 

@@ -26,7 +26,7 @@ from leyden.store.database import Database
 from leyden.store.errors import NotFound, StoreUnusable
 from leyden.store.files.engine_file import read_report
 from leyden.store.files.run_lock import count_interrupted, is_run_held
-from leyden.store.read import fleet_queries, queries, rollout_search, views
+from leyden.store.read import fleet_queries, queries, rollout_search, task_listing, views
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,6 +81,7 @@ class StoredRuns:
 
     list_rollouts = _reading(queries.list_rollouts)
     search_rollouts = _reading(rollout_search.search_rollouts)
+    list_tasks = _reading(task_listing.list_tasks)
     run_series = _reading(views.read_series)
     get_rollout = _reading(queries.get_rollout)
     get_episode = _reading(queries.get_episode)

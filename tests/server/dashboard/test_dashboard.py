@@ -83,7 +83,15 @@ def page(browser: Any, filled: ServerProcess) -> Iterator[Any]:
 # Keys
 
 
-PATHS = ("/", "/workers", "/compare", "/runs/calc", "/runs/calc/rollouts", "/runs/calc/rollouts/step-1-t.0")
+PATHS = (
+    "/",
+    "/workers",
+    "/compare",
+    "/runs/calc",
+    "/runs/calc/tasks",
+    "/runs/calc/rollouts",
+    "/runs/calc/rollouts/step-1-t.0",
+)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -212,6 +220,20 @@ def test_rollouts_are_filtered_and_failures_grouped(page: Any) -> None:
     group.first.wait_for()
     assert group.count() == 1  # messages that differ in a number only
     assert HOSTILE in group.inner_text()
+
+
+def test_tasks_are_listed_by_success_rate(page: Any) -> None:
+    page.goto("/runs/calc/tasks?purpose=eval")
+    page.wait_for_selector(READY)
+    row = page.locator("tr[data-task=t]")
+    assert row.inner_text().split()[-6:] == ["0", "0.125", "0", "1", "2", "0"]
+    assert HOSTILE[:8] in row.inner_text() and page.locator("main img").count() == 0
+    page.get_by_role("button", name="reward").click()
+    page.wait_for_url("**sort=-reward**")
+    page.wait_for_selector("th[aria-sort=descending] >> text=reward")
+    page.locator("tr[data-task=t] a.row").click()
+    page.wait_for_selector("tr[data-rollout='eval-0-t.0']")
+    assert page.locator("tr[data-rollout]").count() == 2
 
 
 @pytest.mark.slow

@@ -81,7 +81,8 @@ _PAGES = {
     "/workers": ("workers.js",),
     "/compare": ("compare.js", "chart.js", "config.js"),
     "/runs/{run}": ("run.js", "chart.js", "config.js"),
-    "/runs/{run}/rollouts": ("rollouts.js",),
+    "/runs/{run}/rollouts": ("rollouts.js", "paging.js"),
+    "/runs/{run}/tasks": ("tasks.js", "paging.js"),
     "/runs/{run}/rollouts/{rollout}": ("rollout.js",),
 }
 """The pages, with the scripts that each needs besides those of all pages."""
@@ -125,6 +126,7 @@ DASHBOARD_ROUTES: list[Route] = [
     ),
     serve(ControlApi.run_rewards, dashboard.run_rewards),
     serve(ControlApi.search_rollouts, dashboard.search_rollouts),
+    serve(ControlApi.list_tasks, dashboard.list_tasks),
     serve(ControlApi.facets, dashboard.facets),
     serve(ControlApi.failures, dashboard.failures),
     serve(ControlApi.view_rollout, dashboard.view_rollout),

@@ -23,6 +23,8 @@ from leyden.api.views import (
     RunRewards,
     Series,
     SeriesQuery,
+    TaskListing,
+    TaskQuery,
     add_engines,
     join_fleets,
 )
@@ -37,7 +39,7 @@ from leyden.server.service import ServerContext
 from leyden.store.errors import NotFound
 from leyden.store.files.engine_file import read_reports
 from leyden.store.files.run_lock import is_run_held
-from leyden.store.read import fleet_queries, queries, rollout_search, views
+from leyden.store.read import fleet_queries, queries, rollout_search, task_listing, views
 
 
 async def overview(service: ServerContext, key: Key) -> list[RunCard]:
@@ -82,6 +84,10 @@ async def run_rewards(service: ServerContext, key: Key, run: str, query: PointsQ
 
 async def search_rollouts(service: ServerContext, key: Key, run: str, query: RolloutQuery) -> RolloutListing:
     return await service.run_stores.read(run, rollout_search.search_rollouts, query)
+
+
+async def list_tasks(service: ServerContext, key: Key, run: str, query: TaskQuery) -> TaskListing:
+    return await service.run_stores.read(run, task_listing.list_tasks, query)
 
 
 async def facets(service: ServerContext, key: Key, run: str) -> Facets:

@@ -8,6 +8,7 @@ const PAGES = [
   [/^\/compare$/, () => import("./compare.js")],
   [/^\/workers$/, () => import("./workers.js")],
   [/^\/runs\/([^/]+)$/, () => import("./run.js")],
+  [/^\/runs\/([^/]+)\/tasks$/, () => import("./tasks.js")],
   [/^\/runs\/([^/]+)\/rollouts$/, () => import("./rollouts.js")],
   [/^\/runs\/([^/]+)\/rollouts\/([^/]+)$/, () => import("./rollout.js")],
 ];
@@ -18,7 +19,7 @@ let current = new AbortController();
 function links(path) {
   const run = path.match(/^\/runs\/([^/]+)/)?.[1];
   const found = [["/", "Runs"], ["/workers", "Workers"]];
-  if (run) found.push([`/runs/${run}`, decodeURIComponent(run)], [`/runs/${run}/rollouts`, "Rollouts"]);
+  if (run) found.push([`/runs/${run}`, decodeURIComponent(run)], [`/runs/${run}/rollouts`, "Rollouts"], [`/runs/${run}/tasks`, "Tasks"]);
   return found.map(([to, name]) => h("a", { href: to, "aria-current": to === path ? "page" : null }, name));
 }
 

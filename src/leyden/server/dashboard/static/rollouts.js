@@ -2,6 +2,7 @@
 
 import { badge, ENDINGS, h, moment, number, replace, title, totals, whole } from "./dom.js";
 import { follow, get, runPath, touched } from "./data.js";
+import { header, showPager } from "./paging.js";
 
 const PAGE = 50;
 const COLUMNS = [["rollout", null], ["task", null], ["for", null], ["step", "step"], ["outcome", "outcome"], ["reward", "reward"], ["calls", "calls"], ["tokens", "tokens"], ["message", null], ["finished", null]];
@@ -26,12 +27,8 @@ export async function show(main, { params: [run], query, signal, go }) {
   async function refresh() {
     const found = await get(runPath(run, "/search"), { ...filter, limit: PAGE });
     if (signal.aborted) return;
-    const offset = Number(filter.offset ?? 0);
     replace(list, found.rollouts.length ? found.rollouts.map((one) => row(path, one)) : h("tr", {}, h("td", { colspan: COLUMNS.length, class: "empty" }, "No rollout matches.")));
-    replace(pager,
-      h("span", { class: "soft", "data-total": found.total }, found.total ? `${whole(offset + 1)} to ${whole(Math.min(offset + PAGE, found.total))} of ${whole(found.total)}` : "0"),
-      h("button", { type: "button", disabled: offset === 0, onclick: () => change({ offset: String(Math.max(0, offset - PAGE) || "") }) }, "Previous"),
-      h("button", { type: "button", disabled: offset + PAGE >= found.total, onclick: () => change({ offset: String(offset + PAGE) }) }, "Next"));
+    showPager(pager, Number(filter.offset ?? 0), PAGE, found.total, change);
   }
 
   // Messages are read only once somebody wants to see them: a run can have many thousands.
@@ -73,12 +70,11 @@ export async function show(main, { params: [run], query, signal, go }) {
       Object.keys(filter).length > 0 && h("button", { type: "button", class: "quiet", onclick: () => go(path, { replaced: true }) }, "Clear"));
   }
 
-  const sortable = ([name, key]) => h("th", { class: NUMERIC.includes(name) ? "num" : LESS.includes(name) ? "less" : null, "aria-sort": filter.sort === key && key ? "ascending" : filter.sort === `-${key}` ? "descending" : null },
-    key ? h("button", { type: "button", class: "sort", onclick: () => change({ sort: filter.sort === `-${key}` ? key : `-${key}` }) }, name, filter.sort === key ? " ▲" : filter.sort === `-${key}` ? " ▼" : "") : name);
+  const column = ([name, key]) => header(name, key, NUMERIC.includes(name) ? "num" : LESS.includes(name) ? "less" : null, filter.sort, change);
   await Promise.all([refresh(), showControls()]);
   if (signal.aborted) return;
   replace(main, h("div", { class: "head" }, h("h1", {}, "Rollouts"), h("a", { class: "soft", href: `/runs/${encodeURIComponent(run)}` }, run), h("span", { class: "grow" }), pager),
-    controls, problems, h("div", { class: "scroll" }, h("table", { class: "list rollouts" }, h("thead", {}, h("tr", {}, COLUMNS.map(sortable))), list)));
+    controls, problems, h("div", { class: "scroll" }, h("table", { class: "list rollouts" }, h("thead", {}, h("tr", {}, COLUMNS.map(column))), list)));
   await showFailures();
   follow(run, async (kinds) => {
     if (touched(kinds, "rollout", "attempt", "group")) await Promise.all([refresh(), get(runPath(run, "/facets")).then((facets) => signal.aborted || countFailures(facets.endings))]).then(showFailures);
