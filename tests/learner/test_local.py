@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import shutil
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -89,7 +90,9 @@ async def test_a_policy_is_trained_while_a_slow_disk_writes_its_checkpoint(
         await asyncio.to_thread(writing.wait, 60)
         await update(learner)
         assert weight(policy) != copied and not saving.done()
-        assert await restored(tmp_path) == (1, before)  # as after a kill
+        killed = Path(shutil.copytree(tmp_path, tmp_path / "killed"))
+        assert await restored(killed) == (1, before)
+        assert [path.name for path in (killed / "policies" / "mine").iterdir()] == ["step-1"]
         saving.cancel()  # the run ends otherwise
         may_end.set()
     assert await restored(tmp_path) == (2, copied)

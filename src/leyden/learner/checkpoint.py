@@ -93,8 +93,10 @@ class Checkpoints:
     def restore_latest(self, policy: Policy) -> TrainerState:
         """Restore a policy from its newest checkpoint that is whole; return the first state if there is none.
 
-        Damaged checkpoints are renamed to `step-N.damaged` and reported.
+        Damaged checkpoints are renamed to `step-N.damaged` and reported; what a killed process was writing is deleted.
         """
+        for draft in self._folder.glob(".step-*.draft"):
+            shutil.rmtree(draft)
         damaged: list[Path] = []
         while (folder := latest_checkpoint(self._run, self._policy)) is not None:
             if (damage := find_damage(folder)) is None:
