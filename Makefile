@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 OPTIONS := --quiet --no-compile --constraint constraints.txt
 INSTALL := $(BIN)/python -m pip install $(OPTIONS) --editable
 
-.PHONY: demo examples test test-all seeds check format bench chaos fuzz soak harnesses vllm-env dist clean
+.PHONY: demo examples test test-all seeds check format bench chaos fuzz soak harnesses vllm-env dist docs clean
 
 # The newest pip finds packages in half the time of the one that Python 3.11 brings. Where the machine's pip is too old to
 # install into another environment, the environment gets that one first.
@@ -132,5 +132,9 @@ dist: $(INSTALLED)
 	$(BIN)/python -m build --no-isolation --outdir $(DIST)
 	$(BIN)/python -m twine check --strict $(DIST)/leyden-*
 
+# The site of docs/ in .site/; a link that leads nowhere fails.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(HARNESS_VENV) .bench build dist
+	rm -rf $(VENV) $(VLLM_VENV) $(HARNESS_VENV) .bench .site build dist

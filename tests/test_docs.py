@@ -56,7 +56,12 @@ def test_every_key_of_a_configuration_is_documented() -> None:
 
 
 ROOT = DOCS.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *ROOT.glob("examples/*/README.md")]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("skills/*/SKILL.md")),
+    *sorted(DOCS.glob("*.md")),
+    *ROOT.glob("examples/*/README.md"),
+]
 
 
 def _anchors(page: Path) -> set[str]:
