@@ -53,12 +53,17 @@ class ModelServer:
         return self.tokenizer.encode(text)
 
     async def new_attempt(
-        self, name: str = "g", purpose: Purpose = Purpose.TRAIN, group: str | None = None, **settings: object
+        self,
+        name: str = "g",
+        purpose: Purpose = Purpose.TRAIN,
+        group: str | None = None,
+        step: int | None = None,
+        **settings: object,
     ) -> str:
         """Start an attempt in a new run; returns its key."""
         store = self.service.store
         await store.create_run(RunSpec(f"run-{name}", RunSettings(**settings)))  # type: ignore[arg-type]
-        await store.enqueue(f"run-{name}", GroupSpec(group or name, Task("t", {}), purpose=purpose))
+        await store.enqueue(f"run-{name}", GroupSpec(group or name, Task("t", {}), purpose=purpose, step=step))
         self.run = f"run-{name}"
         return await self.next_attempt()
 

@@ -22,7 +22,7 @@ from leyden.orchestrator.rollouts.call_usage import CallUsage
 ROOT = Path(__file__).parents[1]
 STATIC = ROOT / "src/leyden/server/dashboard/static"
 MODULES = ("records", "outcomes", "api.wire", "api.views", "config.schema")
-DERIVED = {"reward_function"}
+DERIVED = {"reward_function", "completion_tokens"}
 """Settings of a run that no key sets: whether there is a `reward`."""
 
 
@@ -93,6 +93,10 @@ def test_the_settings_of_a_run_have_the_names_of_the_keys_that_set_them() -> Non
     assert set(in_json) == set(values) | {"sampling"} | DERIVED
     assert {name: in_json["sampling"][name] for name in changed["sampling"]} == changed["sampling"]
     assert in_json["sampling"]["seed"] == 3
+    changed |= {"rollout": {"max_calls": {1: 4, 20: 8}}, "sampling": {"max_tokens": {10: 64}}}
+    settings = run_settings(read_config({"run": "r", "agent": "a", "tasks": "t", **changed}))
+    assert [settings.at(step).max_calls for step in (1, 19, 20, None)] == [4, 4, 8, 8]
+    assert settings.at(1).sampling.max_tokens == 64  # before the first step that is named
 
 
 def test_pages_reports_docs_and_tests_name_metrics_that_are_written() -> None:

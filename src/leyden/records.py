@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from leyden import defaults
 from leyden.decoding import decode_object
@@ -92,6 +93,17 @@ class FixedAnswer(Struct, frozen=True, forbid_unknown_fields=True):
     answer: str
 
 
+Limit = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Schedule = Annotated[dict[Limit, Limit], Meta(min_length=1)]
+"""By the step from which it applies, a limit of the rollouts of a training."""
+
+
+def scheduled(schedule: Schedule, step: int | None) -> int:
+    """Return the limit at a step, before the first one that is named the first; None: the last one."""
+    begun = [first for first in schedule if step is None or first <= step]
+    return schedule[max(begun, default=min(schedule))]
+
+
 class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of a run that the server and the gateway apply to its rollouts."""
 
@@ -107,6 +119,8 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether a reward function sets the final reward: agents then cannot."""
     sampling: Sampling = Sampling()
     """Sampling of training rollouts; it replaces what the agent requests."""
+    completion_tokens: Schedule | None = None
+    """The most tokens of a completion, if `sampling.max_tokens` depends on the step."""
     allow_biased_sampling: bool = False
     """Whether to train on calls sampled greedily, with truncation or with penalties."""
     history: Literal["template", "exact"] = "template"
@@ -115,9 +129,9 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the model reasons before it answers, if its template can switch that; None: as the agent requests."""
     tool_calls: Literal["marked", "any"] = "marked"
     """What is a tool call: only text in the marks of the model's template, or also JSON that ends an answer."""
-    max_calls: Annotated[int, Meta(ge=1)] | None = None
+    max_calls: Limit | Schedule | None = None
     """Limit of model calls per rollout, so that a looping policy ends."""
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: Limit | None = None
     """Limit of sampled tokens per rollout."""
     routes: dict[str, Name | FixedAnswer] = {}
     """Maps model names, in which `*` stands for any text, to a policy, to `upstream` or to a fixed answer.
@@ -133,6 +147,16 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
                 f"`sampling`: {self.sampling.biased} is not trained on, and this is the sampling of training rollouts: "
                 "use temperature above 0 and no top_p, top_k, min_p or penalties, or set `allow_biased_sampling`"
             )
+
+    def at(self, step: int | None) -> "RunSettings":
+        """Return the settings of the rollouts of a step; None: those that the schedules end with."""
+        found = self
+        if isinstance(self.max_calls, dict):
+            found = replace(found, max_calls=scheduled(self.max_calls, step))
+        if self.completion_tokens is not None:
+            tokens = scheduled(self.completion_tokens, step)
+            found = replace(found, sampling=replace(self.sampling, max_tokens=tokens))
+        return found
 
 
 class Run(Struct, frozen=True):
@@ -188,6 +212,8 @@ class Rollout(Struct, frozen=True):
     created: Seconds
     finished: Seconds | None = None
     outcome: Outcome | None = None
+    step: Count | None = None
+    """The step of the training that requested it."""
 
 
 class Attempt(Struct, frozen=True):

@@ -1,5 +1,6 @@
 """A configuration that is wrong is one line that says what to change."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,13 @@ def test_a_file_in_another_encoding(tmp_path: Path) -> None:
     (tmp_path / "calc.toml").write_bytes('agent = "caf\u00e9.py:solve"\n'.encode("latin-1"))
     with pytest.raises(ConfigError, match=r"calc\.toml is not text in UTF-8"):
         read_file(tmp_path / "calc.toml")
+
+
+def test_a_limit_may_be_a_schedule_over_steps() -> None:
+    document = override(WHOLE, ["rollout.max_calls={1 = 4, 20 = 8}", "sampling.max_tokens.10=64"])
+    config = read_config(document)
+    assert (config.rollout.max_calls, config.sampling.max_tokens) == ({1: 4, 20: 8}, {10: 64})
+    assert read_config(tomllib.loads(to_toml(config))) == config
+    assert read_config({**WHOLE, "rollout": {"max_calls": {1: 4}}}).rollout.max_calls == {1: 4}  # from Python
+    with pytest.raises(ConfigError, match=r"`rollout\.max_calls`: one of its keys: expected a whole number >= 1"):
+        read_config(override(document, ["rollout.max_calls={0 = 4}"]))

@@ -302,8 +302,6 @@ class ListedRollout(Rollout, frozen=True):
     """Final reward by the outcome table, `failure_reward` included; None if it has none."""
     calls: Count | None = None
     """Number of model calls; None while unfinished, and if it was cancelled before any attempt."""
-    step: Count | None = None
-    """The step of the training that requested it."""
     tokens: Annotated[int, Meta(ge=0)] | None = None
     """Number of sampled tokens; None if `calls` is."""
 

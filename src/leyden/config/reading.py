@@ -35,7 +35,7 @@ _SYNONYMS = {
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]+)`(?: - at `\$\.?(?P<at>[^`]*)`)?")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
-_WRONG = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<at>[^`]*)`)?")
+_WRONG = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$\.?(?P<at>[^`]*)`)?")
 
 
 class ConfigError(Exception):
@@ -84,14 +84,14 @@ def override(document: Document, settings: Iterable[str]) -> Document:
 def read_config(document: Mapping[str, Any]) -> Config:
     """Convert a document into a configuration."""
     try:
-        return msgspec.convert(_listed(document), Config)
+        return msgspec.convert(_listed(document), Config, str_keys=True)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error)).replace("[...]", ".NAME")) from error
 
 
 def to_toml(config: Config) -> str:
     """Write a configuration as TOML, with every default."""
-    return document_to_toml(msgspec.to_builtins(config))
+    return document_to_toml(msgspec.to_builtins(config, str_keys=True))
 
 
 def document_to_toml(document: Mapping[str, Any]) -> str:
@@ -153,7 +153,8 @@ def _explain(message: str) -> str:
     if repr(ID_PATTERN) in wrong["what"]:
         return f"`{wrong['at']}`: expected {ID_RULE}"
     what = _TYPES.sub(_in_words, wrong["what"][:1].lower() + wrong["what"][1:])
-    return f"`{wrong['at']}`: {what}" if wrong["at"] else what
+    where = "one of its keys: " if wrong["key"] else ""
+    return f"`{wrong['at']}`: {where}{what}" if wrong["at"] else what
 
 
 _WORDS = {

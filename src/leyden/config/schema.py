@@ -8,7 +8,7 @@ from msgspec.structs import force_setattr
 
 from leyden import defaults
 from leyden.patterns import PatternError, check_rule
-from leyden.records import DEFAULT_POLICY, FixedAnswer, Id, Name, Real
+from leyden.records import DEFAULT_POLICY, FixedAnswer, Id, Name, Real, Schedule
 
 Whole = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -45,8 +45,9 @@ class RolloutConfig(_Section, frozen=True):
     """
     cpu_s: Positive | None = None
     """The limit of CPU seconds of each process of an agent that is a command; None: no limit."""
-    max_calls: AtLeastOne = 64
-    """The most model calls of a rollout, so that a policy that loops ends."""
+    max_calls: AtLeastOne | Schedule = 64
+    """The most model calls of a rollout, so that a policy that loops ends. `{1 = 4, 20 = 8}`: 4 from step 1 on and 8
+    from step 20 on; evaluations have the last value."""
     max_tokens: AtLeastOne | None = None
     """The most sampled tokens of a rollout; None: no limit."""
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = defaults.MAX_ATTEMPTS
@@ -76,8 +77,9 @@ class SamplingConfig(_Section, frozen=True):
     """How tokens are sampled in training rollouts. Replaces the settings of the agent's requests."""
 
     temperature: Annotated[float, Meta(gt=0, le=100)] = 1.0
-    max_tokens: AtLeastOne | None = None
-    """The most tokens of one completion; None: the limit of the agent's request. The smaller one applies."""
+    max_tokens: AtLeastOne | Schedule | None = None
+    """The most tokens of one completion, or these by step, as in `rollout.max_calls`; None: the limit of the agent's
+    request. The smaller one applies."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Sample only from the most likely tokens that have this total probability. Like `top_k` and `min_p` this biases
     training; see `training.allow_biased_sampling`."""

@@ -164,9 +164,13 @@ async def _create_run(remote: Remote, config: Config, run: str) -> None:
 
 def run_settings(config: Config) -> RunSettings:
     """Return the settings of a run that the server applies; they have the names of the configuration's keys."""
+    tokens = config.sampling.max_tokens
+    by_step = tokens if isinstance(tokens, dict) else None
+    sampling = config.sampling if by_step is None else replace(config.sampling, max_tokens=None)
     return replace(
         msgspec.convert(config.rollout, RunSettings, from_attributes=True),
-        sampling=replace(msgspec.convert(config.sampling, Sampling, from_attributes=True), seed=config.seed),
+        sampling=replace(msgspec.convert(sampling, Sampling, from_attributes=True), seed=config.seed),
+        completion_tokens=by_step,
         reward_function=config.reward is not None,
         allow_biased_sampling=config.training.allow_biased_sampling,
         routes=config.routes,

@@ -92,6 +92,7 @@ def rollout_from_row(row: Any) -> Rollout:
         created=row.created,
         finished=row.finished,
         outcome=outcome_from_row(row),
+        step=row.step,
     )
 
 
@@ -101,7 +102,6 @@ def listed_rollout_from_row(row: Any) -> ListedRollout:
         **msgspec.structs.asdict(rollout_from_row(row)),
         reward=row.reward,
         calls=row.calls,
-        step=row.step,
         tokens=row.tokens,
     )
 

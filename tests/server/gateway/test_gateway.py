@@ -18,6 +18,7 @@ from sqlalchemy.exc import OperationalError
 from leyden.api.client import Remote
 from leyden.api.wire import FinishRequest
 from leyden.outcomes import Ending, Outcome
+from leyden.records import Purpose
 from leyden.server.control.keys import KeyKind
 from leyden.server.gateway.calls.call_pacer import CallPacer
 from leyden.store.read import queries
@@ -84,6 +85,24 @@ async def test_calls_made_at_the_same_time_share_a_budget(server: ModelServer) -
         with pytest.raises(openai.PermissionDeniedError):
             await client.chat.completions.create(**ASK)
     await server.check(calls=3)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "step", "calls", "tokens"),
+    [(Purpose.TRAIN, 4, 1, 2), (Purpose.TRAIN, 5, 2, 3), (Purpose.EVAL, 1, 2, 5), (Purpose.DEV, None, 2, 3)],
+)
+async def test_limits_are_those_of_the_step_and_an_evaluation_has_the_last(
+    server: ModelServer, purpose: Purpose, step: int | None, calls: int, tokens: int
+) -> None:
+    limits = {"max_calls": {1: 1, 5: 2}, "completion_tokens": {3: 2, 5: 3}}
+    await server.new_attempt(purpose=purpose, step=step, **limits)
+    async with client_of(server) as client:
+        for _ in range(calls):
+            await client.chat.completions.create(**{**ASK, "max_tokens": 5})
+            server.forget_attempts()  # as a restart does
+        with pytest.raises(openai.PermissionDeniedError, match=f"of its {calls} calls"):
+            await client.chat.completions.create(**ASK)
+    assert {request.max_tokens for request in server.engine.requests} == {tokens}
 
 
 async def test_the_session_of_an_attempt_ends_with_it(server: ModelServer) -> None:

@@ -147,5 +147,5 @@ class Trackio:
 
 
 def _plain(config: Config) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(config)
+    plain: dict[str, Any] = msgspec.to_builtins(config, str_keys=True)
     return plain

@@ -64,8 +64,8 @@ class Gateway:
         self._pacer = CallPacer()
         self._attempts: dict[str, AttemptCalls] = {}
         """The active attempts that have called a model."""
-        self._started: dict[str, Purpose] = {}
-        """The active attempts that started after this server, which have no earlier calls to read from the store."""
+        self._started: dict[str, tuple[Purpose, int | None]] = {}
+        """Purpose and step of the active attempts that started after this server, which have no calls in the store."""
         self._settings: dict[str, RunSettings] = {}
         self._told: defaultdict[str, set[str]] = defaultdict(set)
         """What the log says of each run that has no effect."""
@@ -73,7 +73,7 @@ class Gateway:
 
     def _on_event(self, event: Event) -> None:
         if event.kind is EventKind.ATTEMPT_STARTED:
-            self._started[event.subject] = Purpose(event.data["purpose"])
+            self._started[event.subject] = Purpose(event.data["purpose"]), event.data["step"]
         elif event.kind is EventKind.ATTEMPT_ENDED:
             self._started.pop(event.subject, None)
             self._attempts.pop(event.subject, None)
@@ -292,12 +292,14 @@ class Gateway:
         """Return the calls of an attempt; read them from the record if the attempt started before this server."""
         if (known := self._attempts.get(attempt.id)) is not None:
             return known
-        settings, episode, purpose = await self._settings_of(attempt.run), None, self._started.get(attempt.id)
-        if purpose is None:
+        settings, episode, started = await self._settings_of(attempt.run), None, self._started.get(attempt.id)
+        if started is None:
             episode = await self._store.read(queries.get_episode, attempt.run, attempt.id)
-            purpose = episode.rollout.purpose
+            started = episode.rollout.purpose, episode.rollout.step
+        purpose, step = started
         if self._leases.get(attempt.id) is None:  # it ended meanwhile: no event would remove the entry
             raise GatewayError(ErrorKind.FORBIDDEN, f"attempt {attempt.id} has ended")
+        settings = settings.at(step if purpose is Purpose.TRAIN else None)
         calls = AttemptCalls(attempt, purpose, settings, self.times[attempt.run], episode)
         return self._attempts.setdefault(attempt.id, calls)
 

@@ -137,7 +137,8 @@ def _start(tx: Transaction, row: Any, request: LeaseQuery) -> Lease:
         started=tx.now,
         expires=tx.now + settings.lease_s,
     )
-    tx.emit(attempt.run, EventKind.ATTEMPT_STARTED, attempt.id, **msgspec.to_builtins(attempt), purpose=row.purpose)
+    about_rollout = {"purpose": row.purpose, "step": row.step}
+    tx.emit(attempt.run, EventKind.ATTEMPT_STARTED, attempt.id, **msgspec.to_builtins(attempt), **about_rollout)
     about = (attempt, task_from_row(row), Purpose(row.purpose), settings.lease_s)
     return Lease(*about, key="", url="", traceparent="", alone=bool(row.alone))
 

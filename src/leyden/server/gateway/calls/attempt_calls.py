@@ -74,6 +74,7 @@ class AttemptCalls:
                 self.refusal = self._closed.message
             raise self._closed
         max_calls, max_tokens = self.settings.max_calls, self.settings.max_tokens
+        assert not isinstance(max_calls, dict), "settings are those of a step"
         if max_calls is not None and self.index.started + choices > max_calls:
             self.limit_reached = True
             message = f"this rollout has made {self.index.started} of its {max_calls} calls (max_calls)"
