@@ -61,6 +61,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("GET", "/compare"): SEE | {"viewer of another run"},
     ("GET", "/runs/{run}"): SEE,
     ("GET", "/runs/{run}/rollouts"): SEE,
+    ("GET", "/runs/{run}/tasks"): SEE,
     ("GET", "/runs/{run}/rollouts/{rollout}"): SEE,
     ("GET", "/signin"): EVERYBODY,
     ("POST", "/signin"): EVERYBODY,
@@ -71,7 +72,7 @@ MAY: dict[tuple[str, str], set[str]] = {
         ("GET", RUN + path): SEE
         for path in (
             *("/view", "/stream", "/card", "/series", "/series.csv", "/rewards", "/search", "/facets", "/failures"),
-            *("/rollouts/{rollout}/view", "/groups/{group}/tree"),
+            *("/tasks", "/rollouts/{rollout}/view", "/groups/{group}/tree"),
         )
     },
     ("GET", "/api/runs"): SEE | {"viewer of another run"},
