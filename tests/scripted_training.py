@@ -162,7 +162,8 @@ class SlowStore(ScriptedStore):
     async def follow_events(self, run: str, cursor: EventCursor) -> EventLog:
         while len(self._log) <= cursor.after:
             assert self._running, "nothing runs that could finish"
-            self.tick()
+            self.journal.write("wait")
+            await asyncio.sleep(0)
         events = [
             Event(number, run, EventKind.GROUP_FINISHED, name, 0.0, {})
             for number, name in enumerate(self._log[cursor.after :], cursor.after + 1)
@@ -234,6 +235,7 @@ class ScriptedLearner:
         return 0.1
 
     async def evaluate(self, policy: str, samples: Sequence[Sample]) -> SampleEvaluation:
+        assert samples
         self._journal.write(f"evaluate {len(samples)}")
         return SampleEvaluation()
 
@@ -242,6 +244,7 @@ class ScriptedLearner:
         return [np.zeros(len(sample.token_indices)) for sample in samples]
 
     async def divergence(self, policy: str, samples: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> float:
+        assert samples
         self._journal.write("divergence")
         return 0.0
 

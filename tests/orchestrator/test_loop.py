@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scripted_training import Crash, ScriptedRun
@@ -11,6 +12,7 @@ from smallepisodes import call
 from leyden.api.wire import GroupSpec
 from leyden.backoff import Backoff
 from leyden.learner.errors import TrainingError
+from leyden.learner.protocol import Update, UpdateMetrics
 from leyden.outcomes import Ending
 from leyden.records import Call
 
@@ -229,3 +231,45 @@ async def test_a_run_that_was_trained_further_goes_on_where_it_ended(tmp_path: P
     state = await run.start()
     assert (state.step, state.position, state.version) == (2, 4, 2)
     assert run.journal[:3] == ["sample train-2", "sample train-3", "start 2"]
+
+
+async def test_quick_failures_of_a_step_do_not_end_a_run_whose_other_tasks_succeed(tmp_path: Path) -> None:
+    """Tasks that fail at once finish first; they are counted with those that were requested with them."""
+
+    def half_fail(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
+        ending = Ending.LOST if spec.id in ("train-0", "train-1", "train-2", "train-3", "train-4") else Ending.SUCCEEDED
+        return float(index % 2), [call(f"{spec.id}.{index}")], ending
+
+    run = ScriptedRun(tmp_path, half_fail, training={"steps": 1, "tasks_per_step": 10})
+    assert (await run.start()).version == 1
+
+
+async def test_an_error_of_an_evaluation_beside_the_next_step_ends_the_run_at_once(tmp_path: Path) -> None:
+    run = ScriptedRun(tmp_path, held_out=1, training={"steps": 3, "max_staleness": 1}, evaluation={"every": 1})
+    enqueue = run.store.enqueue
+
+    async def refuse(name: str, spec: GroupSpec) -> Any:
+        if spec.id.startswith("eval-1"):
+            raise TrainingError("no such task")
+        if spec.step and spec.step > 2:
+            await asyncio.Event().wait()  # a step that collects for ever
+        return await enqueue(name, spec)
+
+    run.store.enqueue = refuse  # type: ignore[method-assign]
+    with pytest.raises(TrainingError, match="no such task"):
+        await asyncio.wait_for(run.start(), 30)
+
+
+async def test_a_step_is_reported_and_saved_though_the_next_one_fails(tmp_path: Path) -> None:
+    run = ScriptedRun(tmp_path, held_out=1, training={"steps": 3, "max_staleness": 1}, checkpoints={"every": 1})
+    accumulate = run.learner.accumulate
+
+    async def fail_in_step_two(policy: str, update: Update) -> UpdateMetrics:
+        if "start 2" in run.journal:
+            raise TrainingError("out of memory")
+        return await accumulate(policy, update)
+
+    run.learner.accumulate = fail_in_step_two  # type: ignore[method-assign]
+    with pytest.raises(TrainingError, match="out of memory"):
+        await run.start()
+    assert [report.step for report in run.observer.reports] == [1] and "copy 1" in run.journal

@@ -45,7 +45,7 @@ class Trainer:
         self._time_left.start()
         try:
             while self._trained.step < self._last and not stop.is_set():
-                report = await self._train(self._trained.step + 1)
+                report = await self._beside_closing(self._train(self._trained.step + 1))
                 if self._time_left.is_over:
                     self._last = report.step
                 await self._closed()
@@ -57,8 +57,7 @@ class Trainer:
                 await parts.saver.save(self._state(self._trained))
             await parts.saver.finish()
         finally:
-            if self._closing is not None:
-                self._closing.cancel()
+            await _cancel(self._closing)
             parts.saver.cancel()
         if self._trained.step == self._last and parts.evaluations.has_test:
             await self._unless_stopped(stop, self._evaluate_best())
@@ -75,16 +74,19 @@ class Trainer:
             raise TrainingError(nothing_to_learn(step, report.accounting, episodes))
         report.learning_rate = await parts.learner.start_step(policy, step)
         await parts.publisher.make_room()
-        report.kl_start = await parts.divergence.measure(groups, step)
+        report.kl_start = await parts.divergence.measure(groups, step, moved=parts.publisher.version > 0)
         updates = await parts.updates.prepare(groups, report.accounting)
         await parts.credits.record(step, report.accounting)
         for update in updates:
             report.metrics.append(await parts.learner.accumulate(policy, update))
+            waiting = time.monotonic()
             await self._closed()
+            report.waiting_s += time.monotonic() - waiting
             await parts.publisher.update()
         if updates or parts.publisher.must_publish:
             report.publication = await parts.publisher.publish()
-        report.training_s = time.monotonic() - started - report.sampling_s - report.publishing_s
+        others = report.sampling_s + report.waiting_s + report.publishing_s
+        report.training_s = time.monotonic() - started - others
         self._trained = TrainerState(
             step=step,
             policy=policy,
@@ -117,9 +119,25 @@ class Trainer:
 
     async def _closed(self) -> None:
         """Wait until the step before is evaluated, reported and saved."""
-        if self._closing is not None:
-            await self._closing
+        if (closing := self._closing) is not None:
+            await asyncio.wait({closing})  # to cancel who waits does not cancel it
             self._closing = None
+            closing.result()
+
+    async def _beside_closing(self, train: Coroutine[Any, Any, StepReport]) -> StepReport:
+        """Make a step while the one before is closed: an error of that ends it, and after an error that is closed."""
+        training = asyncio.create_task(train)
+        try:
+            closing = {self._closing} if self._closing is not None else set()
+            await asyncio.wait({training, *closing}, return_when=asyncio.FIRST_COMPLETED)
+            if not training.done():
+                await self._closed()
+            return await training
+        except Exception:
+            await self._closed()
+            raise
+        finally:
+            await _cancel(training)
 
     async def _evaluate_best(self) -> None:
         """Evaluate the best weights, which may be those before training; the last if no step has a held-out reward."""
@@ -152,6 +170,13 @@ class Trainer:
             for task in (evaluating, stopping):
                 task.cancel()
             await asyncio.wait({evaluating, stopping})
+
+
+async def _cancel(task: asyncio.Task[Any] | None) -> None:
+    """Cancel a task unless it is done, and wait for its end."""
+    if task is not None and not task.done():
+        task.cancel()
+        await asyncio.wait({task})
 
 
 def _due(every: int, step: int, last: int) -> bool:

@@ -35,6 +35,8 @@ class Publications:
 
     def staleness(self, version: int) -> int:
         """Return how many publications came after a version; `max_staleness + 1` stands for more."""
+        if version < self._versions[0]:
+            return self.max_staleness + 1
         return len(self._versions) - bisect_right(self._versions, version)
 
     def fresh(self, call: Call, tokens: Sequence[int]) -> Sequence[int]:

@@ -1,7 +1,8 @@
 """Lets the learner change its weights, and the engine serve them; model calls are held meanwhile.
 
 An engine that shares the learner's parameters starts no new call from the first change of a step until the weights are
-published. One with its own copy goes on until they are copied.
+published, unless agents go on (`training.max_staleness`): it pauses for each change by itself. One with its own copy
+goes on until they are copied.
 """
 
 from collections.abc import Awaitable, Callable
@@ -64,7 +65,7 @@ class Publisher:
         await self._publish(version)
 
     async def _change(self, write: Callable[[], Awaitable[None]], version: int) -> None:
-        if self._engine.shares_parameters:
+        if self._engine.shares_parameters and not self._publications.max_staleness:
             await self._hold_calls()
         async with self._engine.changing_weights(version):
             await write()

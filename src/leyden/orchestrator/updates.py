@@ -39,6 +39,8 @@ class UpdateBuilder:
     async def _update(self, groups: Groups, accounting: StepAccounting, policy_changes: bool) -> Update:
         """Prepare one update; `policy_changes`: whether the step has other updates, so that old logprobs are kept."""
         all_samples = await asyncio.to_thread(make_samples, groups, self._publications.fresh)
+        if not all_samples:  # every token is too old
+            return Update([])
         evaluation = await self._learner.evaluate(self._policy, all_samples)
         samples = await asyncio.to_thread(self._credit, groups, all_samples, evaluation, accounting)
         ratios = None
@@ -55,15 +57,20 @@ class UpdateBuilder:
         return Update(samples, OldLogprobs(proximal, reference, ratios))
 
     def _count_stale(self, groups: Groups, accounting: StepAccounting) -> None:
-        """Count the tokens that are too old, and the calls that have no others."""
+        """Count the tokens that are too old, and the calls and rollouts that have no others."""
         for rollout in (rollout for group in groups for rollout in group):
+            fresh: list[bool] = []
             for _, transition in rollout.transitions:
                 call = transition.call
-                fresh = self._publications.fresh(call, call.chosen)
-                accounting.tokens_stale += len(call.chosen) - len(fresh)
-                if not fresh:
+                tokens = self._publications.fresh(call, call.chosen)
+                accounting.tokens_stale += len(call.chosen) - len(tokens)
+                fresh.append(bool(tokens))
+                if not tokens:
                     accounting.calls_excluded["too old"] += 1
                     accounting.credits.append(CallCredit(rollout.episode.attempt.id, call.id, excluded="too old"))
+            if fresh and not any(fresh):
+                accounting.trained -= 1
+                accounting.excluded["too old"] += 1
 
     def _credit(
         self, groups: Groups, all_samples: Sequence[Sample], evaluation: SampleEvaluation, accounting: StepAccounting

@@ -40,26 +40,26 @@ class Divergence:
         self._start: StartSamples | None = None
         self._written = True
 
-    async def measure(self, groups: Groups, step: int) -> float | None:
+    async def measure(self, groups: Groups, step: int, moved: bool) -> float | None:
         """Return the divergence before the updates of a step, in nats a token; None if it is not due or not known.
 
-        In step 1 the calls to keep are chosen from its groups.
+        Until the policy has `moved`, the calls to keep are chosen from the step's groups.
         """
-        if step == 1:
+        if not moved and groups:
             samples = await asyncio.to_thread(lambda: _choose(make_samples(groups)))
             logprobs = await self._learner.logprobs(self._policy, samples)
             self._start = StartSamples(samples, [one.tolist() for one in logprobs])
             self._written = False
         elif self._start is None:
             self._start = _read(self._path)
-        if self._start is None or (step % _EVERY != 1 and step != self._last):
-            return None
         if not self._written:
             await asyncio.to_thread(self._write)
+        if self._start is None or (step % _EVERY != 1 and step != self._last):
+            return None
         return await self._learner.divergence(self._policy, self._start.samples, self._start.logprobs)
 
     def _write(self) -> None:
-        """Write the calls that are kept; while the disk is full, the next measurement tries again."""
+        """Write the calls that are kept; while the disk is full, the next step tries again."""
         temporary = self._path.with_suffix(".draft")
         try:
             temporary.parent.mkdir(parents=True, exist_ok=True)

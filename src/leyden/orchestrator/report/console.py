@@ -60,7 +60,8 @@ class ConsoleReport:
             dropped = accounting.groups_dropped
             parts.insert(4, f"[yellow]{dropped} group{'s' if dropped > 1 else ''} dropped[/]")
         if not report.metrics:
-            parts.insert(4, "[yellow]no update: every group was worth the same[/]")
+            why = "every token was too old" if accounting.tokens_stale else "every group was worth the same"
+            parts.insert(4, f"[yellow]no update: {why}[/]")
         self._print("  ".join(parts))
 
     def close(self) -> None:

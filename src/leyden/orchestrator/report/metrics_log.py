@@ -135,6 +135,7 @@ def step_metrics(report: StepReport) -> dict[str, float]:
         **{f"time/sampling/{name}_s": seconds for name, seconds in report.sampling_split.items()},
         "time/training_s": report.training_s,
         "time/publishing_s": report.publishing_s,
+        "time/waiting_s": report.waiting_s if report.overlaps else None,
         "time/evaluation_s": report.evaluation_s or None,
         "publish/bytes": report.publication.transferred_bytes if report.publication is not None else 0,
         "training/learning_rate": report.learning_rate,

@@ -60,6 +60,8 @@ class StepReport(Struct):
     """The seconds of sampling by what the rollouts waited for; see `split_sampling`."""
     training_s: float = 0.0
     """From the preparation of the samples to the last optimiser step, without publishing."""
+    waiting_s: float = 0.0
+    """Before the weights changed, for the evaluation of the step before."""
     publication: Publication | None = None
     """How long publishing the weights after the last update took, and how much was transferred; None without one."""
     evaluation_s: float = 0.0
@@ -115,7 +117,7 @@ class StepReport(Struct):
     def sampling_speed(self) -> float | None:
         """Sampled tokens per second; None if they were sampled before."""
         if self.overlaps:
-            tokens, seconds = self.sampled, self.sampling_s + self.training_s + self.publishing_s
+            tokens, seconds = self.sampled, self.sampling_s + self.training_s + self.waiting_s + self.publishing_s
         else:
             tokens, seconds = self.sampled_now, self.sampling_s
         return tokens / seconds if tokens and seconds > 0 else None

@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 _SAMPLING = "time/sampling/"
-_PHASES = ("sampling", "training", "publishing", "evaluation")
+_PHASES = ("sampling", "training", "waiting", "publishing", "evaluation")
 
 
 def time_summary(lines: Sequence[dict[str, Any]]) -> str:
@@ -13,7 +13,8 @@ def time_summary(lines: Sequence[dict[str, Any]]) -> str:
     steps = [line for line in lines if "time/sampling_s" in line]
     if not steps:
         return ""
-    mean = {phase: fmean(line.get(f"time/{phase}_s", 0.0) for line in steps) for phase in _PHASES}
+    phases_of_a_step = _PHASES[:-1] if "time/waiting_s" in steps[-1] else _PHASES  # an evaluation beside the next step
+    mean = {phase: fmean(line.get(f"time/{phase}_s", 0.0) for line in steps) for phase in phases_of_a_step}
     names = dict.fromkeys(name for line in steps for name in line if name.startswith(_SAMPLING))
     split = {name: fmean(line.get(name, 0.0) for line in steps) for name in names}
     whole = sum(split.values()) or 1.0

@@ -50,8 +50,9 @@ class Difficulty:
     def record(self) -> TaskRecord:
         """What a run that is resumed needs to know."""
         known: list[int] = np.flatnonzero(self._counts.any(axis=1)).tolist()
-        rollouts = {self._tasks[index].id: (self._counts[index, 0], self._counts[index, 1]) for index in known}
-        return TaskRecord(rollouts, (self._first[0], self._first[1]))
+        counts: list[tuple[float, float]] = self._counts[known].tolist()
+        rollouts = {self._tasks[index].id: both for index, both in zip(known, counts, strict=True)}
+        return TaskRecord(rollouts, tuple(self._first.tolist()))
 
     def draw(self, position: int, running: Collection[str]) -> TaskDraw:
         """Draw the task of the group at a position: one that is not running, if there is one."""

@@ -43,6 +43,8 @@ class StepRollouts:
         self._publications, self._gathering = publications, Gathering(collector, source.drawn)
         self._open = OpenGroups(config.training, publications)
         self._resumed: Sequence[OpenGroup] = open_groups
+        self._unchecked: list[Sequence[Episode]] = []
+        """Of groups that have finished since failures were last counted."""
 
     @property
     def open_groups(self) -> tuple[OpenGroup, ...]:
@@ -58,17 +60,21 @@ class StepRollouts:
         await self._request(report.step, [*self._resumed])
         self._resumed = ()
         while (taken := self._open.take()) is None:
-            for spec, episodes in await self._gathering.next():
-                await self._finish(self._open.groups[spec.id], episodes, report.step)
+            for spec, found in await self._gathering.next():
+                await self._finish(self._open.groups[spec.id], found, report.step)
             await self._request(report.step)
+            if not self._gathering.waiting or len(self._unchecked) >= self._config.training.tasks_per_step:
+                self._check_streak()
+        self._check_streak()
         episodes = [episode for group in taken for episode in group.episodes or ()]
         for group in taken:
             report.accounting.add(group.accounting)
         report.tasks = self._source.add_step(taken, self._config.rollout.failure_reward)
         self._report_rollouts(report, episodes)
         report.sampling_s = time.monotonic() - started
-        calls = (await self._collector.call_times()).since(times)
-        report.sampling_split = split_sampling(report.sampling_s, episodes, calls, report.started)
+        if not report.overlaps:  # otherwise most of the calls are of other steps
+            calls = (await self._collector.call_times()).since(times)
+            report.sampling_split = split_sampling(report.sampling_s, episodes, calls, report.started)
         return [group.selected for group in taken if group.selected is not None], episodes
 
     async def _request(self, step: int, resumed: Iterable[OpenGroup] = ()) -> None:
@@ -99,8 +105,13 @@ class StepRollouts:
             leave_out(group.selected, "flat group", group.accounting)
             group.accounting.groups_flat += 1
             group.selected = None
-        self._health.check_streak(group.episodes)
+        self._unchecked.append(group.episodes)
         self._show_progress(step)
+
+    def _check_streak(self) -> None:
+        """Raise if too many tasks have failed in a row. Groups that finish first may all have failed: wait for more."""
+        self._health.check_streak([episode for episodes in self._unchecked for episode in episodes])
+        self._unchecked.clear()
 
     async def _is_replaced(self, group: Sequence[SelectedRollout]) -> bool:
         if self._config.training.flat_groups == "keep":
