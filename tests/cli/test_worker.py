@@ -11,7 +11,7 @@ from leyden.client.worker.options import WorkerOptions
 def test_agents_do_not_see_the_file_of_the_key_and_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[tuple[WorkerOptions, str]] = []
 
-    async def work(options: WorkerOptions, key: str, stop: object) -> None:
+    async def work(options: WorkerOptions, key: str, stop: object, on_end: object) -> None:
         found.append((options, key))
 
     monkeypatch.setattr(worker, "work", work)

@@ -568,18 +568,20 @@ def test_agents_may_run_elsewhere(tmp_path: Path) -> None:
     process = training.start()
     line_with(process, "engine: torch")
     waiting = line_with(process, "waiting for workers")
-    assert waiting.startswith("waiting for workers: leyden worker CONFIG.toml --server http://127.0.0.1:")
+    settings = "workers.processes=0 training.steps=1 held_out=0"
+    assert waiting.startswith(f"waiting for workers: leyden worker small.toml {settings} --server http://127.0.0.1:")
     in_nine_years = Keyring.from_file(training.run / "secret", lambda: time.time() + 9 * 365 * 86_400)
     assert in_nine_years.verify((training.run / "worker.key").read_text().strip()).kind is KeyKind.WORKER
-    elsewhere = shlex.split(waiting.partition("CONFIG.toml ")[2])
-    worker = start_command("worker", "small.toml", *elsewhere, cwd=tmp_path, stderr=subprocess.PIPE)
+    _, *command = shlex.split(waiting.partition("waiting for workers: ")[2])
+    worker = start_command(*command, cwd=tmp_path, stderr=subprocess.PIPE)
     try:
         printed, _ = process.communicate(timeout=120)
         assert process.returncode == 0, printed
+        _, reported = worker.communicate(timeout=60)
     finally:
-        worker.terminate()
-        worker.communicate(timeout=60)
+        worker.kill()
     assert worker.returncode == 0
+    assert "run small is done: 6 attempts: 6 succeeded, mean reward" in reported.decode()
     assert training.metrics()[-1]["rollouts/succeeded"] == 6
 
 

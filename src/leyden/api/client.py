@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from leyden.api.endpoint import Endpoint
 from leyden.api.endpoints import ControlApi
+from leyden.api.wire import RUN_ENDED
 from leyden.backoff import Backoff
 from leyden.config import ConfigError
 from leyden.decoding import NotJson, decode_json, decode_text
@@ -39,6 +40,11 @@ class RemoteError(Exception):
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
         self.status, self.reason = status, reason
+
+    @property
+    def is_end_of_run(self) -> bool:
+        """Whether a worker was told that its run is done."""
+        return self.reason == RUN_ENDED
 
     @property
     def is_temporary(self) -> bool:

@@ -46,6 +46,10 @@ class ControlApi:
     def summarise_run(self, run: str) -> wire.RunSummary:
         """Count what a run holds."""
 
+    @endpoint("POST", _RUN + "/end", Permission.MANAGE)
+    def end_run(self, run: str) -> None:
+        """Refuse leases of a run from now on, until the server is started again: its workers end."""
+
     @endpoint("GET", _RUN + "/events", Permission.READ, waits=True)
     def follow_events(self, run: str, cursor: wire.EventCursor) -> wire.EventLog:
         """Read a run's events after a cursor; wait if there are none."""

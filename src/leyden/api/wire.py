@@ -28,6 +28,8 @@ from leyden.records import (
 )
 
 Wait = Annotated[float, Meta(ge=0, le=300, description="seconds to wait for a result")]
+RUN_ENDED = "run_ended"
+"""The reason of a refused lease if the run is done, so that its workers can end."""
 PageLimit = Annotated[int, Meta(ge=1, le=1000, description="maximum number of rows")]
 
 

@@ -142,6 +142,7 @@ async def _train(options: argparse.Namespace) -> None:
         options.restart,
         accept_changes=options.accept_changes,
         on_second_interrupt=lambda: exit_within(_STOP_S, options),
+        worker_command=shlex.join(["leyden", "worker", str(options.config), *options.settings]),
     )
     if options.json:
         print_json(trained)

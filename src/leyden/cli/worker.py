@@ -5,17 +5,24 @@ import asyncio
 import logging
 import os
 import signal
+from collections import Counter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from leyden.api.client import read_key
+from leyden.api.wire import FinishRequest
 from leyden.cli.arguments import integer, url
+from leyden.cli.printing import plural
 from leyden.cli.train import add_configuration, configuration
 from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.ray_cluster import ClusterError, RayWorkers, connected
 from leyden.client.worker.worker import work
 from leyden.config import ConfigError
+from leyden.local.notes import print_note, stderr_console
 from leyden.local.worker_process import worker_options
+from leyden.orchestrator.report.progress_line import ProgressLine
+from leyden.records import RewardKind
 
 
 def add_worker(commands: Any) -> argparse.ArgumentParser:
@@ -46,6 +53,31 @@ def add_worker(commands: Any) -> argparse.ArgumentParser:
     return command
 
 
+class WorkerProgress:
+    """Counts the attempts that a worker has reported, and shows them in one line on a terminal."""
+
+    def __init__(self) -> None:
+        self._line = ProgressLine(stderr_console())
+        self._endings: Counter[str] = Counter()
+        self._rewards: list[float] = []
+        self._line.show(str(self))
+
+    def count(self, report: FinishRequest) -> None:
+        """Count an attempt."""
+        self._endings[report.outcome.ending.replace("_", " ")] += 1
+        self._rewards += [reward.value for reward in report.rewards if reward.kind is RewardKind.FINAL]
+        self._line.show(str(self))
+
+    def close(self) -> None:
+        """Remove the line."""
+        self._line.close()
+
+    def __str__(self) -> str:
+        endings = ", ".join(f"{count} {ending}" for ending, count in self._endings.most_common())
+        reward = f", mean reward {fmean(self._rewards):.3f}" if self._rewards else ""
+        return f"{plural(self._endings.total(), 'attempt')}{f': {endings}{reward}' if endings else ''}"
+
+
 async def _run(options: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if options.processes:
@@ -60,7 +92,13 @@ async def _run(options: argparse.Namespace) -> None:
     if options.ray:
         await _work_on_cluster(worker, key, options)
     else:
-        await work(worker, key, _stop_signal())
+        stop, progress = _stop_signal(), WorkerProgress()
+        print_note(f"working for run {config.run} at {options.server}: up to {worker.concurrency} rollouts at once")
+        try:
+            await work(worker, key, stop, progress.count)
+        finally:
+            progress.close()
+        print_note(f"{'stopped' if stop.is_set() else f'run {config.run} is done'}: {progress}")
 
 
 async def _work_on_cluster(worker: WorkerOptions, key: str, options: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import platform
+import shlex
 import signal
 import threading
 import time
@@ -111,10 +112,13 @@ async def train(
     restart: bool = False,
     accept_changes: bool = False,
     on_second_interrupt: Callable[[], None] = lambda: None,
+    worker_command: str = "leyden worker CONFIG.toml",
 ) -> TrainingResult:
     """Train until the last step or SIGINT: the first one finishes the step and saves, the second one stops at once.
 
     The first one abandons an evaluation before the first step or after the last one: there is nothing to save.
+
+    `worker_command` is printed, with server and key, for the workers of a run that has none on this machine.
 
     The thread that computes updates cannot be stopped: it ends when it has computed what it was given.
     """
@@ -138,7 +142,7 @@ async def train(
             edited = ", ".join(resumed.edited)
             print_note(f"{edited} changed since the run was last started: the steps to come use what is there now")
         print_note(learning_rate)
-        state = await _train(config, tasks, algorithm, objective, source, folder, on_second_interrupt)
+        state = await _train(config, tasks, algorithm, objective, source, folder, on_second_interrupt, worker_command)
     metrics = read_metrics(folder.metrics_file, config.policy)
     if metrics:
         draw_image(metrics, f"{config.run}: {config.model}", folder.curve)
@@ -191,6 +195,7 @@ async def _train(
     source: ModelSource,
     folder: RunFolder,
     on_second_interrupt: Callable[[], None],
+    worker_command: str,
 ) -> TrainerState:
     """Train from the latest checkpoint, or from the beginning, to the last step."""
     torch.manual_seed(config.seed)  # LoRA matrices and a critic begin at random
@@ -214,8 +219,8 @@ async def _train(
         print_note(f"dashboard: {stack.server.running.dashboard}&to=/runs/{config.run}")
         if stack.worker is None:
             print_note(
-                f"waiting for workers: leyden worker CONFIG.toml --server {stack.server.running.advertised} "
-                f"--key-file {folder.path / 'worker.key'}"
+                f"waiting for workers: {worker_command} --server {stack.server.running.advertised} "
+                f"--key-file {shlex.quote(str(folder.path / 'worker.key'))}"
             )
         metrics = MetricsLog(folder.metrics_file, config.policy, state.step, stack.remote, config.run, sinks)
         lines = read_metrics(folder.metrics_file, config.policy)
@@ -230,6 +235,8 @@ async def _train(
         try:
             with _interruptible(on_second_interrupt, lambda: trainer.waits_for_evaluation) as stop:
                 state = await stack.run(trainer.run(stop))
+                if stack.worker is None and state.step >= config.training.steps:
+                    await stack.remote.end_run(config.run)
         finally:
             display.close()
             await metrics.close()

@@ -55,6 +55,8 @@ class ServerContext:
         self.store, self.leases, self.keyring, self.options, self.url = store, leases, keyring, options, url
         self.gateway: Gateway | None = None
         """None on a server that serves no model."""
+        self.ended_runs: set[str] = set()
+        """Runs that queue nothing more: their workers are told to end."""
         self.run_stores = RunStores(store, options.home)
         self.store_polling = StorePolling(self.run_stores)
         self.limiter = Limiter(limits_for(options.server.concurrent_calls))

@@ -167,9 +167,9 @@ class Store:
         """Lease rollouts; if there are none, wait for some. The server adds keys and its address to the leases."""
         return await self._dispatcher.lease(request, wait)
 
-    def withdraw(self, worker: str) -> None:
-        """Answer a worker's waiting requests at once, because it is about to stop."""
-        self._dispatcher.withdraw(worker)
+    def withdraw(self, worker: str | None = None, run: str | None = None) -> None:
+        """Answer waiting requests at once: those of a worker that is about to stop, or for a run that is done."""
+        self._dispatcher.withdraw(worker, run)
 
     async def next_expiry(self) -> float | None:
         """Return when the next lease of an attempt or a group scoring expires."""

@@ -5,7 +5,7 @@ function, or, if that function takes `group`, later from the `GroupScorer`.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -27,8 +27,15 @@ _log = logging.getLogger("leyden.worker")
 class Reporter:
     """Scores attempts that succeeded and reports every attempt until the server acknowledges it."""
 
-    def __init__(self, client: RetryingRemote, reward: RewardFunction | None, services: ServiceRegistry) -> None:
-        self._client, self._services = client, services
+    def __init__(
+        self,
+        client: RetryingRemote,
+        reward: RewardFunction | None,
+        services: ServiceRegistry,
+        on_end: Callable[[FinishRequest], None] = lambda _: None,
+    ) -> None:
+        """`on_end` is called for each attempt whose end the server has acknowledged."""
+        self._client, self._services, self._on_end = client, services, on_end
         self._scored_as_group = reward is not None and reward.takes_group
         """Whether final rewards come when a whole group has ended, and not from here."""
         self._reward = None if self._scored_as_group else reward
@@ -116,6 +123,7 @@ class Reporter:
         try:
             reply = await self._client.finish(run, attempt, request)
             self.queue_pressure = reply.queue_pressure
+            self._on_end(request)
         except RemoteError as refused:
             if refused.status in (401, 403):
                 raise  # the worker's key is invalid, so nothing else would succeed either

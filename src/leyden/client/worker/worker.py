@@ -7,6 +7,7 @@ except if the server itself has ended the attempt.
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from leyden.api.client import RemoteError, RetryingRemote
+from leyden.api.wire import FinishRequest
 from leyden.client.host_protocol import HostSetup
 from leyden.client.isolation.options import IsolationOptions
 from leyden.client.isolation.running import Isolation, IsolationRequest, running_isolation
@@ -37,8 +39,16 @@ _COMMAND_PROBE = 'test -x "$0" || { echo "$0 cannot be run" >&2; exit 1; }; ls "
 _WITHDRAW_TIMEOUT_S, _WITHDRAW_INTERVAL_S = 2.0, 0.1
 
 
-async def work(options: WorkerOptions, key: str, stop: asyncio.Event | None = None) -> None:
-    """Work until `stop` is set. Raises `LoadError` before any lease for options with which it cannot work."""
+async def work(
+    options: WorkerOptions,
+    key: str,
+    stop: asyncio.Event | None = None,
+    on_end: Callable[[FinishRequest], None] = lambda _: None,
+) -> None:
+    """Work until `stop` is set or the run is done; `on_end` is called for each attempt that was reported.
+
+    Raises `LoadError` before any lease for options with which it cannot work.
+    """
     try:
         msgspec.convert(msgspec.to_builtins(options), WorkerOptions)  # Python code can create any values
     except msgspec.ValidationError as error:
@@ -51,20 +61,24 @@ async def work(options: WorkerOptions, key: str, stop: asyncio.Event | None = No
             _services(options, reward) as services,
             running_isolation(isolation_request(options)) as isolation,
         ):
-            await _work(options, client, reward, services, isolation, stop or asyncio.Event())
+            reporter = Reporter(client, reward, services, on_end)
+            await _work(options, client, reward, reporter, services, isolation, stop or asyncio.Event())
     except ExceptionGroup as group:
-        raise _first_error(group) from None
+        first = _first_error(group)
+        if not (isinstance(first, RemoteError) and first.is_end_of_run):
+            raise first from None
 
 
 async def _work(
     options: WorkerOptions,
     client: RetryingRemote,
     reward: RewardFunction | None,
+    reporter: Reporter,
     services: ServiceRegistry,
     isolation: Isolation,
     stop: asyncio.Event,
 ) -> None:
-    heartbeat, reporter = Heartbeat(client, options.name), Reporter(client, reward, services)
+    heartbeat = Heartbeat(client, options.name)
     try:
         async with asyncio.TaskGroup() as tasks:
             lease_loops = [

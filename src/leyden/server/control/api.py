@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from sqlalchemy.exc import SQLAlchemyError
 
 from leyden.api.wire import (
+    RUN_ENDED,
     CallTimes,
     Cursor,
     FinishReply,
@@ -135,10 +136,18 @@ async def publish_version(service: ServerContext, key: Key, run: str, version: V
     return Recorded(recorded)
 
 
+async def end_run(service: ServerContext, key: Key, run: str) -> None:
+    service.ended_runs.add(run)
+    service.store.withdraw(run=run)
+
+
 async def lease(service: ServerContext, key: Key, request: LeaseRequest) -> list[Lease]:
     query = LeaseQuery(request.worker, request.count, _allowed_run(key, request.run), request.pool)
-    leases = []
-    for leased in await service.store.lease(query, request.wait):
+    leases: list[Lease] = []
+    found = [] if query.run in service.ended_runs else await service.store.lease(query, request.wait)
+    if not found and query.run in service.ended_runs:
+        raise ApiError(410, RUN_ENDED, f"run {query.run} is done")
+    for leased in found:
         attempt = leased.attempt
         text, _ = service.keyring.create(
             KeyKind.ATTEMPT,
@@ -154,7 +163,7 @@ async def lease(service: ServerContext, key: Key, request: LeaseRequest) -> list
 
 
 async def withdraw(service: ServerContext, key: Key, worker: str) -> None:
-    service.store.withdraw(worker)
+    service.store.withdraw(worker=worker)
 
 
 def _allowed_run(key: Key, requested: str | None) -> str | None:

@@ -149,6 +149,7 @@ ROUTES: list[Route] = [
     serve_count(ControlApi.record_credits, Store.record_credits, Recorded),
     serve_query(ControlApi.list_versions, queries.latest_versions),
     serve(ControlApi.publish_version, api.publish_version),
+    serve(ControlApi.end_run, api.end_run),
     serve(ControlApi.get_call_times, api.get_call_times),
     serve(ControlApi.hold_calls, api.hold_calls),
     serve_store(ControlApi.enqueue, Store.enqueue),

@@ -98,11 +98,11 @@ class LeaseDispatcher:
         self._new_work[run] += 1
         self._wakeup.set()
 
-    def withdraw(self, worker: str) -> None:
-        """Answer a worker's waiting requests now, with the leases being made for them or none."""
+    def withdraw(self, worker: str | None = None, run: str | None = None) -> None:
+        """Answer the waiting requests of a worker or for a run now, with the leases being made for them or none."""
         for queue in self._waiting.values():
             for request in queue:
-                if request.query.worker == worker:
+                if worker == request.query.worker or (run is not None and run == request.query.run):
                     self._time_out(request)
 
     def stop_waiting(self) -> None:
