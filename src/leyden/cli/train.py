@@ -25,6 +25,7 @@ from leyden.process.resources import configure_openmp
 from leyden.rl.registry import KINDS
 from leyden.runs.run_checkpoints import find_checkpoint, require_run_folder
 from leyden.runs.run_folder import RunFolder
+from leyden.runs.run_names import STORE_NAME
 
 if TYPE_CHECKING:
     from leyden.local.train import TrainingResult
@@ -174,11 +175,17 @@ def _print_result(trained: "TrainingResult", options: argparse.Namespace) -> Non
         console.print(f"[yellow]{escape(trained.standstill)}[/]", soft_wrap=True)
     if trained.step < trained.steps:
         state = f"stopped at step {trained.step} of {trained.steps}"
+    elif trained.step > trained.steps > 0:
+        state = f"is done: it was at step {trained.step} already, and `training.steps` is {trained.steps}"
     else:
         state = "is done" if trained.updates or not trained.steps else "ended without an update"
     console.print(f"run [bold]{trained.run}[/] {state}: {trained.folder}", soft_wrap=True)
     if trained.step < trained.steps:
         console.print(f"continue with: {resume_command(options)}", soft_wrap=True)
+    if (trained.folder / STORE_NAME).exists():  # otherwise it is in another database
+        home = shlex.quote(os.path.relpath(trained.folder.parent))
+        command = "leyden serve" if home == "runs" else f"leyden serve --home {home}"
+        console.print(f"see it in the browser with: {command}", soft_wrap=True)
 
 
 def _learned(trained: "TrainingResult") -> str:

@@ -136,7 +136,7 @@ def _print_worker(options: WorkerOptions) -> None:
 
 def _server_options(config: Config, folder: Path, source: ModelSource, engine: EngineBackend) -> ServerProcessOptions:
     return ServerProcessOptions(
-        serve=ServeOptions(folder, config.server, config.upstream),
+        serve=ServeOptions(folder, config.server, config.upstream, beside=folder.parent),
         policy=config.policy,
         model=str(source.folder),
         name=source.name,

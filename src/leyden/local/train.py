@@ -235,7 +235,7 @@ async def _train(
         try:
             with _interruptible(on_second_interrupt, lambda: trainer.waits_for_evaluation) as stop:
                 state = await stack.run(trainer.run(stop))
-                if stack.worker is None and state.step >= config.training.steps:
+                if state.step >= config.training.steps:
                     await stack.remote.end_run(config.run)
         finally:
             display.close()

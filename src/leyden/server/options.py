@@ -36,6 +36,8 @@ class ServeOptions(Struct, frozen=True):
     """Whether a SQLite file that does not exist is created; otherwise it was lost."""
     keyless: bool = False
     max_body_mb: int = defaults.MAX_BODY_MB
+    beside: Path | None = None
+    """The folder of all runs, if pages are to list those beside the home folder instead of those in it."""
     direct: bool = False
     """Whether models may be called outside rollouts: with a client's key, and on loopback with any key or none."""
 

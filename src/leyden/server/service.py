@@ -57,7 +57,7 @@ class ServerContext:
         """None on a server that serves no model."""
         self.ended_runs: set[str] = set()
         """Runs that queue nothing more: their workers are told to end."""
-        self.run_stores = RunStores(store, options.home)
+        self.run_stores = RunStores(store, options.beside or options.home, options.home)
         self.store_polling = StorePolling(self.run_stores)
         self.limiter = Limiter(limits_for(options.server.concurrent_calls))
         self.bodies = BodyBudget(options.max_body)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -338,3 +339,25 @@ def test_live_pages_keep_the_readers_marker_focus_and_filter(page: Any, filled: 
     page.keyboard.press("Tab")
     page.get_by_role("button", name="Clear").wait_for()  # drawn again with the filter
     assert page.evaluate("document.activeElement.name") == "step_to"
+
+
+def test_an_open_page_outlives_its_server(browser: Any, tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path).start()
+    asyncio_run_elsewhere(fill(server))
+    opened = browser.new_page()
+    opened.goto(f"{server.running.dashboard}&to=/runs/calc")
+    opened.wait_for_selector(".live.on")
+
+    async def end() -> None:
+        async with Remote(server.url, server.admin_key) as remote:
+            await remote.end_run("calc")
+
+    asyncio_run_elsewhere(end())
+    server.process.terminate()
+    assert server.process.wait() == 0
+    opened.wait_for_selector(".live.finished")
+    assert opened.inner_text(".head .badge") == "finished"
+    assert opened.locator(".charts svg").count() > 1
+    opened.click("nav a:has-text('Workers')")
+    opened.wait_for_selector("[role=alert]:has-text('leyden serve')")
+    opened.close()

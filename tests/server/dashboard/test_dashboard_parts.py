@@ -466,3 +466,16 @@ def test_the_page_of_workers_has_leases_and_the_queue(page: Any) -> None:
         assert fact in text
     facts = dict(zip(page.locator("dt").all_inner_texts(), page.locator("dd").all_inner_texts(), strict=True))
     assert (facts["queued"], facts["running"], facts["ended in ten minutes"]) == ("2", "1", "2")
+
+
+async def test_a_live_run_lists_the_runs_beside_it(tmp_path: Path) -> None:
+    own = await Store(tmp_path / "mine" / "leyden.db").start()
+    await own.create_run(RunSpec("mine"))
+    other = await Store(tmp_path / "other" / "leyden.db").start()
+    await other.create_run(RunSpec("other"))
+    await other.close()
+    stores = RunStores(own, tmp_path, tmp_path / "mine")
+    assert await stores.runs(None) == ["mine", "other"]
+    assert (await stores.read("other", queries.get_run)).id == "other"
+    stores.close()
+    await own.close()

@@ -52,10 +52,10 @@ def signature(folder: Path) -> Signature:
 
 
 class RunStores:
-    """Reads runs of this server and of the folders in its home."""
+    """Reads runs of this server and of the folders in `home`, except the one with this server's store."""
 
-    def __init__(self, store: Store, home: Path) -> None:
-        self._store, self._home = store, home
+    def __init__(self, store: Store, home: Path, own: Path | None = None) -> None:
+        self._store, self._home, self._own = store, home, own
         self._digests: dict[StoreRun, tuple[views.NewestEvent, RunDigest]] = {}
         """The totals of runs that pages show, with the newest event that they include."""
         self._digesting: defaultdict[StoreRun, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -131,7 +131,7 @@ class RunStores:
 
     def folders(self) -> list[Path]:
         """Return the folders of the home that have a store. Stores that were deleted are closed, to free space."""
-        found = store_folders(self._home)
+        found = [folder for folder in store_folders(self._home) if folder != self._own]
         with self._opening:
             for deleted in self._opened.keys() - set(found):
                 self._opened.pop(deleted)[1].close()

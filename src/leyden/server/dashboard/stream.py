@@ -61,6 +61,8 @@ async def _changes(service: ServerContext, run: str | None, valid_s: float) -> A
                         changes.clear()  # before the message is sent: events that come meanwhile are for the next one
                         yield message
                     await asyncio.sleep(_INTERVAL_S)
+                if notifications.closed:
+                    yield b"event: end\ndata: " + msgspec.json.encode(sorted(service.ended_runs)) + b"\n\n"
 
 
 def _message(changes: Changes) -> bytes:

@@ -1,5 +1,6 @@
 // The router: shows the page that the path names, and follows links without loading the document again.
 
+import { GONE } from "./data.js";
 import { h, replace, title } from "./dom.js";
 
 // Each page is loaded when it is first shown.
@@ -35,7 +36,7 @@ async function show() {
     const found = path.match(pattern);
     if (!found) continue;
     try {
-      const { show: page } = await load();
+      const { show: page } = await load().catch(() => { throw new Error(GONE); });
       if (signal.aborted) return;
       await page(main, { params: found.slice(1).map(decodeURIComponent), query: new URLSearchParams(location.search), signal, go });
     } catch (error) {

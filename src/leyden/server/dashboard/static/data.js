@@ -1,9 +1,13 @@
 // Fetches data, and listens for changes. A page that is hidden does not listen: browsers allow few connections to a host.
 
+import { badge } from "./dom.js";
+
+export const GONE = "The server has stopped, as it does when a training is done. To see its runs again: leyden serve";
+
 export async function get(path, query) {
   const used = Object.entries(query ?? {}).filter(([, value]) => value !== "" && value !== null && value !== undefined);
   const tail = used.length ? `?${new URLSearchParams(used)}` : "";
-  const reply = await fetch(path + tail, { headers: { accept: "application/json" } });
+  const reply = await fetch(path + tail, { headers: { accept: "application/json" } }).catch(() => { throw new Error(GONE); });
   if (reply.status === 401) {
     location.reload(); // shows the page that asks for a key
     await new Promise(() => {});
@@ -54,15 +58,29 @@ export function follow(run, refresh, signal) {
 
   function show(state) {
     status.className = `live ${state}`;
-    status.textContent = state === "on" ? "live" : state === "off" ? "reconnecting" : "";
+    status.textContent = { on: "live", off: "reconnecting", finished: "finished", stopped: "server stopped" }[state] ?? "";
+  }
+
+  // What the page has stays on it; only the state of the runs that are done changes.
+  function showEnd(runs) {
+    for (const name of runs) {
+      const head = run === name ? "#main .head" : `#main [data-run="${CSS.escape(name)}"]`;
+      document.querySelector(`${head} .badge.running`)?.replaceWith(badge("finished"));
+    }
+    show(runs.length ? "finished" : "stopped");
+    status.title = GONE;
   }
 
   function open() {
     if (source || document.hidden || signal.aborted) return;
     source = new EventSource(run ? runPath(run, "/stream") : "/api/stream");
     let lost = false;
+    let ended = null;
+    source.addEventListener("end", (event) => { ended = JSON.parse(event.data); });
     source.addEventListener("open", () => {
       show("on");
+      status.title = "";
+      ended = null;
       if (lost) {
         waiting.add("*");
         plan();
@@ -71,7 +89,8 @@ export function follow(run, refresh, signal) {
     });
     source.addEventListener("error", () => {
       lost = true;
-      show("off");
+      if (ended) showEnd(ended);
+      else show("off");
     });
     source.addEventListener("change", (event) => {
       for (const kinds of Object.values(JSON.parse(event.data))) Object.keys(kinds).forEach((kind) => waiting.add(kind));
