@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 from statistics import fmean
 
+import msgspec
 import numpy as np
 import pytest
 from scripted_training import ScriptedRun
@@ -78,7 +79,8 @@ def test_running_tasks_are_not_drawn_while_others_are_left() -> None:
 def test_a_record_gives_the_same_draws_again() -> None:
     found = difficulty()
     found.add_step([("t0", EASY), ("t1", HARD), ("t2", GOOD)])
-    again = difficulty(found.record)
+    saved = msgspec.json.encode(found.record)  # as in a checkpoint
+    again = difficulty(msgspec.json.decode(saved, type=TaskRecord))
     assert [found.draw(position, ()) for position in range(50)] == [again.draw(position, ()) for position in range(50)]
 
 
