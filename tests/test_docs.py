@@ -1,20 +1,25 @@
 """The commands, files and keys in the documentation are correct."""
 
+import ast
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 from serving import ServerProcess
 
 from leyden.cli import parser
-from leyden.config import Config
+from leyden.config import Config, read_config
 
 DOCS = Path(__file__).parent.parent / "docs"
+TUTORIAL = DOCS / "tutorial.md"
 
 
 def test_the_commands_of_the_api_page_work(server: ServerProcess) -> None:
@@ -118,6 +123,49 @@ def test_the_files_of_a_run_are_listed() -> None:
         assert f"| `{name}` |" in text, name
 
 
+def blocks(*pages: Path) -> list[tuple[str, str, str]]:
+    """The blocks of code of some pages: page, language and text."""
+    fence = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    return [(page.name, *block) for page in pages for block in fence.findall(page.read_text())]
+
+
+def test_python_and_configurations_of_the_pages_can_be_read() -> None:
+    """Python compiles, and the keys of every configuration exist."""
+    read = 0
+    for page, language, text in blocks(*PAGES):
+        if language == "python":
+            compile(text, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        elif language == "toml":
+            read_config({"agent": "a.py:a", "tasks": "tasks.jsonl", "run": "mine", **tomllib.loads(text)})
+        read += language in ("python", "toml")
+    assert read >= 20
+
+
+def test_skills_are_named_after_their_folders_and_say_when_they_help() -> None:
+    skills = sorted(ROOT.glob("skills/*/SKILL.md"))
+    for skill in skills:
+        _, head, text = skill.read_text().split("---\n", 2)
+        fields = yaml.safe_load(head)
+        assert fields["name"] == skill.parent.name and " Use " in fields["description"]
+        assert all((ROOT / name).is_file() for name in re.findall(r"`(docs/\w+\.md)", text)), skill
+    assert len(skills) >= 4
+
+
+@pytest.mark.slow
+def test_the_tutorial_ends_with_an_agent_that_learned(tmp_path: Path) -> None:
+    """Its files are written and its commands run, in order, in an empty folder."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for _, language, text in blocks(TUTORIAL):
+        if language in ("python", "toml"):
+            (tmp_path / text.split()[1]).write_text(text)
+        else:
+            subprocess.run(["bash", "-e", "-c", text], cwd=tmp_path, env=environment, check=True, timeout=900)
+    lines = [json.loads(line) for line in (tmp_path / "runs/coins/metrics.jsonl").read_text().splitlines()]
+    rewards = [line["held_out/reward"] for line in lines if "held_out/reward" in line]
+    assert rewards[-1] > rewards[0] + 0.3
+    assert (tmp_path / "coins-model" / "config.json").is_file()
+
+
 RUN_ELSEWHERE = {
     "examples/": "tests/examples train the examples",
     "serve": "tests/local/test_serve.py and tests/server start servers",
@@ -151,7 +199,7 @@ def test_the_commands_of_the_pages_run(tmp_path: Path) -> None:
             "[training]\nsteps = 2\ntasks_per_step = 2\ngroup_size = 2\nlearning_rate = 1e-3\n"
             "[evaluation]\nevery = 2\nrollouts = 1\n"
         )
-    wanted = [c.replace("[]", "") for c in commands(ROOT / "README.md", *sorted(DOCS.glob("*.md")))]
+    wanted = [c.replace("[]", "") for c in commands(ROOT / "README.md", *sorted(set(DOCS.glob("*.md")) - {TUTORIAL}))]
     runnable = [c for c in wanted if not any(part in c for part in RUN_ELSEWHERE)]
     trainings = [
         *(f"train {name}.toml" for name in ("before", "after", "calc")),
