@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -139,6 +141,65 @@ def test_python_and_configurations_of_the_pages_can_be_read() -> None:
             read_config({"agent": "a.py:a", "tasks": "tasks.jsonl", "run": "mine", **tomllib.loads(text)})
         read += language in ("python", "toml")
     assert read >= 20
+
+
+def test_the_keys_that_pages_name_exist() -> None:
+    sections = {field.name: field.type for field in msgspec.structs.fields(Config)}
+    keys = {
+        f"{name}.{key.name}"
+        for name, section in sections.items()
+        if isinstance(section, type) and issubclass(section, msgspec.Struct)
+        for key in msgspec.structs.fields(section)
+    }
+    files = {"server.log", "workers.sbatch", "workers.yaml", "server.yaml"}
+    others = {*files, "rollout.id", "rollout.queued", "rollout.started", "rollout.finished"}
+    named = re.compile(rf"`({'|'.join({key.split('.')[0] for key in keys})})\.(\w+)(?=[` =])")
+    for page in [*DOCS.glob("*.md"), *ROOT.glob("skills/*/SKILL.md")]:
+        # in a row of two systems, the last column has our keys
+        rows = [line.split(" | ")[-1] if page.name == "moving.md" else line for line in page.read_text().splitlines()]
+        for section, key in named.findall("\n".join(rows)):
+            assert f"{section}.{key}" in {*keys, *others}, f"{page.name}: {section}.{key}"
+
+
+def functions(page: str) -> list[dict[str, Any]]:
+    """What the Python blocks of a page define, block by block."""
+    defined: list[dict[str, Any]] = []
+    for _, language, text in blocks(DOCS / page):
+        if language == "python":
+            defined.append({})
+            exec(text, defined[-1])
+    return defined
+
+
+def test_the_rewards_of_the_how_tos_tell_good_from_bad() -> None:
+    exact, partial, _ = (names["reward"] for names in functions("good_reward.md"))
+    assert [exact({"answer": 1200}, said) for said in ("so #### 1,200", "12", None)] == [1, 0, 0]
+    assert [partial({"rows": [1]}, said) for said in ({"sql": "", "rows": [1]}, {"sql": ""}, None)] == [1, 0.1, 0]
+    (rag,) = (names["reward"] for names in functions("rag.md"))
+    task = {"question": "Is Rome or Bern the capital?", "answer": "Bern"}
+    said = [{"content": task["question"]}, {"content": "Bern has been the seat since 1848."}]
+    episode = SimpleNamespace(calls=["call"], messages=lambda call: said)
+    assert rag(task, "It is Bern.", episode) == 1
+    del said[1]
+    assert rag(task, "Rome", episode) == 0
+
+
+def test_the_program_of_the_coding_page_rewards_what_passes_the_tests(tmp_path: Path) -> None:
+    (tmp_path / "claude").write_text("#!/bin/sh\necho 'x = 4' > main.py\n")
+    (tmp_path / "claude").chmod(0o755)
+    (program,) = (text for _, language, text in blocks(DOCS / "coding_agents.md") if language == "python")
+    tests = {"test_main.py": "from main import x\n\ndef test_x():\n    assert x == 4\n"}
+    task = {"question": "Set x to 4.", "files": {"main.py": "x = 1\n"}, "tests": tests}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(task),
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert json.loads(done.stdout.splitlines()[-1])["reward"] == 1
 
 
 def test_skills_are_named_after_their_folders_and_say_when_they_help() -> None:
