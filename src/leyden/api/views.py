@@ -121,6 +121,8 @@ class RolloutQuery(Struct, frozen=True, forbid_unknown_fields=True):
     role: _Text = ""
     message: _Text = ""
     """A group of failures, as `Failure.message` gives it."""
+    text: _Text = ""
+    """Text of the task or of the result, in either case."""
     task: Annotated[str, Meta(max_length=160)] = ""
     sort: RolloutOrder = "newest"
     offset: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
@@ -132,6 +134,10 @@ class RolloutListing(Struct, frozen=True):
 
     rollouts: tuple[ListedRollout, ...]
     total: int
+    questions: dict[str, str] = {}
+    """The beginnings of their tasks' input, by task."""
+    answers: dict[str, str] = {}
+    """The beginnings of the results of their last attempts, by rollout."""
 
 
 class TaskQuery(Struct, frozen=True, forbid_unknown_fields=True):

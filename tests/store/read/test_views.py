@@ -37,6 +37,18 @@ async def search(store: Store, **query: object) -> list[str]:
     return [rollout.id for rollout in found.rollouts]
 
 
+async def test_rollouts_are_found_by_the_text_of_task_and_answer(store: Store) -> None:
+    for name, question, answer in (("a", 'How "far"?', "Ten miles"), ("b", "Who? 100%", "a far cousin")):
+        await store.enqueue("r", GroupSpec(name, Task(name, {"question": question}), 1))
+        (leased,) = await store.lease(LeaseQuery("w", 1, "r", None))
+        await store.finish("r", leased.attempt.id, FinishRequest(Outcome(Ending.SUCCEEDED), result=answer))
+    assert await search(store, text="FAR") == ["b.0", "a.0"]
+    assert await search(store, text='how "far"') == ["a.0"]
+    assert await search(store, text="0%") == ["b.0"] and await search(store, text="1%0") == []
+    found = await store.read(rollout_search.search_rollouts, "r", RolloutQuery(text="miles"))
+    assert (found.questions, found.answers) == ({"a": '{"question":"How \\"far\\"?"}'}, {"a.0": '"Ten miles"'})
+
+
 async def test_rollouts_are_filtered_sorted_and_paged(store: Store) -> None:
     await fill(store)
     assert await search(store, step_from=2, step_to=2, sort="oldest") == ["step-2-0.0", "step-2-0.1", "step-2-0.2"]

@@ -4,15 +4,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, Text, cast, exists, func, select
 
 from leyden.api.views import Facets, Failure, Failures, RolloutListing, RolloutQuery
 from leyden.api.wire import ListedRollout
 from leyden.outcomes import Ending, general_message
+from leyden.store.codec import encode_json
 from leyden.store.mapping import listed_rollout_from_row
 from leyden.store.read.queries import require_run
 from leyden.store.read.run_digest import RunDigest
-from leyden.store.schema import roles, rollouts
+from leyden.store.read.task_listing import beginning, read_beginnings
+from leyden.store.schema import attempts, roles, rollouts, tasks
 
 _FAILURES_EXAMINED = 20_000
 _MAX_ROLES = 100
@@ -39,6 +41,8 @@ def search_rollouts(connection: Connection, run: str, query: RolloutQuery) -> Ro
     """Return one page of the rollouts that match a query, and how many match."""
     require_run(connection, run)
     conditions = _conditions(run, query)
+    if query.text:
+        conditions.append(_with_text(connection, run, query.text))
     if query.message:
         conditions.append(rollouts.c.seq.in_(_with_message(connection, run, conditions, query.message)))
     count = select(func.count()).select_from(rollouts).where(*conditions)
@@ -49,7 +53,32 @@ def search_rollouts(connection: Connection, run: str, query: RolloutQuery) -> Ro
     total = found[0][1] if found else connection.scalar(count) or 0
     seqs = [seq for seq, _ in found]
     rows = {row.seq: row for row in connection.execute(select(rollouts).where(rollouts.c.seq.in_(seqs)))}
-    return RolloutListing(tuple(listed_rollout_from_row(rows[seq]) for seq in seqs), total)
+    of_page = select(attempts.c.rollout_id, attempts.c.result).join(rollouts, _LAST_ATTEMPT)
+    answers = connection.execute(of_page.where(rollouts.c.seq.in_(seqs), attempts.c.result.is_not(None)))
+    return RolloutListing(
+        tuple(listed_rollout_from_row(rows[seq]) for seq in seqs),
+        total,
+        read_beginnings(connection, run, {row.task_id for row in rows.values()}),
+        {id: beginning(result) for id, result in answers},
+    )
+
+
+_LAST_ATTEMPT = (attempts.c.rollout_id == rollouts.c.id) & (attempts.c.number == rollouts.c.attempts)
+
+
+def _with_text(connection: Connection, run: str, text: str) -> ColumnElement[bool]:
+    """Select the rollouts whose task or last result has a text; both are stored as JSON."""
+    written = encode_json(text)[1:-1].decode()
+
+    def has_text(column: ColumnElement[Any]) -> ColumnElement[bool]:
+        is_sqlite = connection.dialect.name == "sqlite"
+        return (cast(column, Text) if is_sqlite else func.convert_from(column, "UTF8")).icontains(
+            written, autoescape=True
+        )
+
+    of_run = select(tasks.c.id).where(tasks.c.run_id == run, has_text(tasks.c.input))
+    answered = exists().where(_LAST_ATTEMPT, has_text(attempts.c.result)).correlate(rollouts)
+    return rollouts.c.task_id.in_(of_run) | answered
 
 
 def _conditions(run: str, query: RolloutQuery) -> list[ColumnElement[bool]]:

@@ -1,5 +1,6 @@
 """Lists the tasks of a run by what their rollouts earned."""
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Double, Select, case, cast, func, select
@@ -23,9 +24,7 @@ def list_tasks(connection: Connection, run: str, query: TaskQuery) -> TaskListin
     page = select(func.count().over(), rows).order_by(column.is_(None), order, rows.c.id, rows.c.purpose)
     found = connection.execute(page.limit(query.limit).offset(query.offset)).all()
     total = found[0][0] if found else connection.scalar(select(func.count()).select_from(rows)) or 0
-    ids = {row.id for row in found}
-    inputs = connection.execute(select(tasks.c.id, tasks.c.input).where(tasks.c.run_id == run, tasks.c.id.in_(ids)))
-    beginnings = {id: data.decode(errors="replace")[:_BEGINNING] for id, data in inputs}
+    beginnings = read_beginnings(connection, run, {row.id for row in found})
     listed = (
         ListedTask(
             *(row.id, row.purpose, row.groups, row.rollouts),
@@ -35,6 +34,17 @@ def list_tasks(connection: Connection, run: str, query: TaskQuery) -> TaskListin
         for row in found
     )
     return TaskListing(tuple(listed), total)
+
+
+def read_beginnings(connection: Connection, run: str, ids: Collection[str]) -> dict[str, str]:
+    """Return the beginnings of the inputs of some tasks, by id."""
+    inputs = connection.execute(select(tasks.c.id, tasks.c.input).where(tasks.c.run_id == run, tasks.c.id.in_(ids)))
+    return {id: beginning(data) for id, data in inputs}
+
+
+def beginning(data: bytes) -> str:
+    """Return the beginning of a stored text."""
+    return data.decode(errors="replace")[:_BEGINNING]
 
 
 def _tasks(run: str, query: TaskQuery, success: float) -> Select[Any]:
