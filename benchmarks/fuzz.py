@@ -163,12 +163,56 @@ SPAN = {
 }
 RESOURCE = {"attributes": [{"key": "k", "value": {"stringValue": "v"}}]}
 SCOPE = {"scope": {"name": "s"}, "spans": [SPAN]}
+GOOGLE: dict[str, Any] = {
+    "systemInstruction": {"parts": [{"text": "Be brief."}]},
+    "contents": [
+        {"role": "user", "parts": [{"text": "Look."}]},
+        {
+            "role": "model",
+            "parts": [
+                {"text": "Hm.", "thought": True},
+                {"text": "So."},
+                {"functionCall": {"id": "c1", "name": "look", "args": {"at": 1}}, "thoughtSignature": "cw=="},
+            ],
+        },
+        {
+            "role": "user",
+            "parts": [
+                {"functionResponse": {"id": "c1", "name": "look", "response": {"output": "Seen."}}},
+                {"inlineData": {"mimeType": "image/png", "data": ""}},
+            ],
+        },
+    ],
+    "tools": [
+        {
+            "functionDeclarations": [
+                {"name": "look", "parameters": {"type": "OBJECT", "properties": {"at": {"type": "INTEGER"}}}},
+                {"name": "see", "description": "d", "parametersJsonSchema": SCHEMA},
+            ]
+        }
+    ],
+    "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["look"]}},
+    "generationConfig": {
+        "temperature": 1,
+        "topK": 5,
+        "stopSequences": ["x"],
+        "candidateCount": 1,
+        "maxOutputTokens": 5,
+        "responseMimeType": "application/json",
+        "responseSchema": {"type": "STRING", "nullable": True, "minLength": "1"},
+        "responseLogprobs": True,
+        "thinkingConfig": {"includeThoughts": True, "thinkingBudget": 5},
+    },
+}
 BODIES: dict[str, Any] = {  # by the end of the path
     "/chat/completions": CHAT,
     "/messages": MESSAGES,
     "/messages/count_tokens": {key: MESSAGES[key] for key in ("model", "messages", "system", "tools")},
     "/responses": RESPONSES,
     "/responses/input_tokens": {key: RESPONSES[key] for key in ("model", "input", "instructions")},
+    ":generateContent": GOOGLE,
+    ":streamGenerateContent": GOOGLE,
+    ":countTokens": {"generateContentRequest": {"model": "models/m", **GOOGLE}},
     "/completions": {"model": "m", "prompt": "Once", "max_tokens": 5, "echo": False, "logprobs": 1, "n": 1},
     "/v1/traces": {
         "resourceSpans": [{"resource": RESOURCE, "scopeSpans": [{"scope": {"name": "s"}, "spans": [SPAN]}]}]

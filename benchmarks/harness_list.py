@@ -157,6 +157,7 @@ def comparing(prompt: str) -> str:
 
 OPENAI = python("openai (Python)", "openai", "openai_sdk.py", "chat", "responses")
 ANTHROPIC = python("anthropic (Python)", "anthropic", "anthropic_sdk.py", "messages")
+GOOGLE = python("google-genai (Python)", "google-genai", "google_sdk.py", "google")
 LANGGRAPH = python("LangGraph", "langgraph", "langgraph_agent.py", "chat", "messages", "responses")
 AGENTS = python("OpenAI Agents SDK (Python)", "openai-agents", "agents_sdk.py", "chat", "responses", "stored")
 INSTALLED = [
@@ -165,9 +166,10 @@ INSTALLED = [
     *(timed_out(OPENAI, dialect) for dialect in OPENAI.dialects),
     ANTHROPIC,
     timed_out(ANTHROPIC, "messages"),
+    GOOGLE,
     LANGGRAPH,
     AGENTS,
-    *map(with_qwen3, (OPENAI, ANTHROPIC, LANGGRAPH, AGENTS)),
+    *map(with_qwen3, (OPENAI, ANTHROPIC, GOOGLE, LANGGRAPH, AGENTS)),
 ]
 
 

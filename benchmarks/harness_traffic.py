@@ -21,10 +21,18 @@ DIALECTS = {
     "/completions": "completions",
     "/messages": "messages",
     "/responses": "responses",
+    ":generateContent": "google",
+    ":streamGenerateContent": "google",
 }
 
 
-LAST_EVENTS = (b"data: [DONE]", b"event: message_stop", b"event: response.completed", b"event: response.incomplete")
+LAST_EVENTS = (
+    b"data: [DONE]",
+    b"event: message_stop",
+    b"event: response.completed",
+    b"event: response.incomplete",
+    b'"finishReason"',
+)
 """What ends a stream: an agent may close the connection when it has read this."""
 
 
@@ -42,11 +50,16 @@ class Exchange:
     path: str = ""
 
     @property
+    def streams(self) -> bool:
+        """Whether the answer is streamed."""
+        return bool(self.request.get("stream")) or ":streamGenerateContent" in self.path
+
+    @property
     def failed(self) -> bool:
         """Whether the server failed, before the answer or in the middle of it."""
         if self.status >= 500:
             return True
-        return bool(self.request.get("stream")) and any(
+        return self.streams and any(
             event.get("error") or event.get("type") == "response.failed" for event in self.events
         )
 
@@ -182,6 +195,11 @@ def _turns(exchange: Exchange, by_response: dict[str, list[Turn]]) -> list[Turn]
             turns.append(("system", _text(body["system"]), []))
         for message in body["messages"]:
             turns += _blocks(message)
+    elif exchange.dialect == "google":
+        if body.get("systemInstruction"):
+            turns.append(("system", _text(body["systemInstruction"]["parts"]), []))
+        for content in body["contents"]:
+            turns += _google_turns(content, turns)
     else:
         turns += by_response.get(body.get("previous_response_id") or "", [])
         if body.get("instructions") and not turns:
@@ -201,6 +219,21 @@ def _blocks(message: dict[str, Any]) -> list[Turn]:
         ("tool", _text(block.get("content")), []) for block in blocks if block["type"] == "tool_result"
     ]
     return [*results, (message["role"], text, calls)] if text or calls or not results else results
+
+
+def _google_turns(content: dict[str, Any], before: list[Turn]) -> list[Turn]:
+    """Return the turns of a content; chunks of a streamed answer, which come back one by one, are one turn."""
+    parts = content.get("parts") or []
+    results: list[Turn] = [
+        ("tool", json.dumps(part["functionResponse"]["response"]), []) for part in parts if "functionResponse" in part
+    ]
+    text = "".join(part.get("text", "") for part in parts if not part.get("thought"))
+    calls = [[part["functionCall"]["name"], part["functionCall"]["args"]] for part in parts if "functionCall" in part]
+    role = "assistant" if content.get("role") == "model" else "user"
+    if role == "assistant" and before and before[-1][0] == "assistant":
+        _, said, made = before.pop()
+        text, calls = said + text, made + calls
+    return results or [(role, text, calls)]
 
 
 def _add_item(turns: list[Turn], item: dict[str, Any]) -> None:
@@ -225,10 +258,7 @@ def _item_call(item: dict[str, Any]) -> list[Any]:
 
 def _answer(exchange: Exchange) -> tuple[Turn, str | None]:
     """Return the answer, and the id of a stored response."""
-    if not exchange.request.get("stream"):
-        whole = json.loads(exchange.body)
-    else:
-        whole = _assembled(exchange.dialect, exchange.events)
+    whole = _assembled(exchange.dialect, exchange.events) if exchange.streams else json.loads(exchange.body)
     if exchange.dialect == "completions":
         text = whole["choices"][0]["text"]
         return ("text", "" if exchange.request.get("echo") else text, []), None
@@ -239,12 +269,18 @@ def _answer(exchange: Exchange) -> tuple[Turn, str | None]:
     if exchange.dialect == "messages":
         return _blocks({"role": "assistant", "content": whole["content"]})[0], None
     turns: list[Turn] = []
+    if exchange.dialect == "google":
+        for chunk in whole if isinstance(whole, list) else [whole]:
+            turns += _google_turns(chunk["candidates"][0]["content"], turns)
+        return turns[0], None
     for item in whole["output"]:
         _add_item(turns, item)
     return turns[0], whole["id"]
 
 
 def _assembled(dialect: str, events: list[Any]) -> Any:
+    if dialect == "google":
+        return events
     if dialect == "responses":
         return events[-1]["response"]
     if dialect == "messages":

@@ -5,7 +5,7 @@ import json
 import os
 
 parser = argparse.ArgumentParser()
-parser.add_argument("dialect", choices=["chat", "messages", "responses", "stored", "completions"])
+parser.add_argument("dialect", choices=["chat", "messages", "responses", "stored", "completions", "google"])
 parser.add_argument("--stream", action="store_true")
 args = parser.parse_args()
 

@@ -20,6 +20,7 @@ SHORT = {
     ("openai (Python)", "completions"),
     ("openai (Python), time-out", "chat"),
     ("anthropic (Python)", "messages"),
+    ("google-genai (Python), Qwen3", "google"),
     ("openai (Python), Qwen3", "responses"),
 }
 CELLS = [

@@ -60,6 +60,10 @@ def agent_environment(options: IsolationOptions, server: str, key: str) -> dict[
         "OPENAI_API_KEY": key,
         "ANTHROPIC_BASE_URL": server,
         "ANTHROPIC_API_KEY": key,
+        "GOOGLE_GEMINI_BASE_URL": server,
+        "GOOGLE_GENAI_USE_VERTEXAI": "false",
+        "GOOGLE_GENAI_USE_ENTERPRISE": "false",
+        **dict.fromkeys(("GEMINI_API_KEY", "GOOGLE_API_KEY"), key),
         "NO_PROXY": no_proxy,
         "no_proxy": no_proxy,
         "PYTHONUNBUFFERED": "1",  # output is complete even if the process is killed

@@ -145,6 +145,7 @@ class Server(uvicorn.Server):
         self.service = service
         self._listening, self._stopping = asyncio.Event(), asyncio.Event()
         logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+        logging.getLogger("uvicorn.access").disabled = True  # URLs may have keys
 
     async def listen(self, listener: socket.socket) -> None:
         """Start listening. A server whose store is lost stops at once: it could not keep what it is told."""

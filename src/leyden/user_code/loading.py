@@ -51,7 +51,7 @@ def placeholder_keys() -> Iterator[None]:
 
     The loaded module often creates model clients at import, which need a key even if they are never used.
     """
-    missing = [name for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY") if name not in os.environ]
+    missing = [name for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY") if name not in os.environ]
     os.environ.update(dict.fromkeys(missing, "placeholder"))
     try:
         yield

@@ -145,7 +145,9 @@ async def test_a_command_has_its_own_attempts_key_and_no_other(harness: WorkerHa
     assert episode.attempt.trace_id in variables["TRACEPARENT"]
     assert (variables["LEYDEN_RUN"], variables["LEYDEN_ATTEMPT"]) == ("r", "g.0.1")
     key = variables["LEYDEN_KEY"]
-    assert variables["OPENAI_API_KEY"] == variables["ANTHROPIC_API_KEY"] == key
+    names = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY")
+    assert {variables[name] for name in names} == {key}
+    assert variables["GOOGLE_GEMINI_BASE_URL"] == url
     assert variables["OTEL_EXPORTER_OTLP_HEADERS"] == f"authorization=Bearer%20{key}"
     read = harness.server.service.keyring.verify(key)
     assert (read.kind, read.attempt) == (KeyKind.ATTEMPT, "g.0.1")

@@ -17,7 +17,7 @@ from modelserving import END, ModelServer, model_server
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.control.keys import KeyKind
 from leyden.server.control.routes import ROUTES
-from leyden.server.gateway.dialects.base import Dialect, ModelAccess
+from leyden.server.gateway.dialects.base import Dialect, ModelAccess, RouteRequest
 from leyden.server.gateway.dialects.registry import DIALECTS
 from leyden.server.gateway.errors import GatewayError
 from leyden.server.http.limits import LIMITS
@@ -90,7 +90,7 @@ async def test_every_dialect_reads_or_refuses_mutated_requests(dialect: Dialect)
         for _ in range(chance.choice((1, 1, 2, 3))):
             body = fuzz.mutate(body, chance) if isinstance(body, dict | list) else body
         with suppress(GatewayError):
-            await dialect.read(json.dumps(body).encode(), access)
+            await dialect.read(RouteRequest({"model": "m"}, {"alt": "sse"}, json.dumps(body).encode()), access)
 
 
 async def test_many_calls_of_many_tools_are_read_in_linear_time() -> None:
@@ -99,7 +99,7 @@ async def test_many_calls_of_many_tools_are_read_in_linear_time() -> None:
     responses = next(dialect for dialect in DIALECTS if dialect.path == "/responses")
     body = json.dumps({"model": "m", "tools": tools, "input": [item] * 20_000}).encode()
     started = time.thread_time()
-    await responses.read(body, cast(ModelAccess, NothingStored()))
+    await responses.read(RouteRequest({}, {}, body), cast(ModelAccess, NothingStored()))
     assert time.thread_time() - started < 5
 
 

@@ -8,7 +8,8 @@ from leyden.learner.errors import TrainingError
 from leyden.outcomes import MEANING, Ending, Outcome, general_message
 
 _BASE_URL = (
-    "it must call the one in OPENAI_BASE_URL or ANTHROPIC_BASE_URL (remove base_url=... and settings of .env files)"
+    "it must call the one in OPENAI_BASE_URL, ANTHROPIC_BASE_URL or GOOGLE_GEMINI_BASE_URL "
+    "(remove base_url=... and settings of .env files)"
 )
 NO_CALLS = f"no model call reached the gateway: does the agent set its own base URL? I{_BASE_URL[1:]}"
 _MAX_AT_FIRST, _MAX_LATER = 8, 32

@@ -14,7 +14,7 @@ from leyden.server.gateway.dialects.base import (
     RouteRequest,
     StoredAnswer,
 )
-from leyden.server.gateway.dialects.registry import DIALECTS
+from leyden.server.gateway.dialects.registry import BASES, DIALECTS, GOOGLE
 from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.gateway import Gateway
@@ -47,7 +47,7 @@ def generation_handler(dialect: Dialect) -> Handler:
     async def generate(service: ServerContext, request: Request[Raw, Any]) -> Raw | StreamResponse:
         """Answer a model call, whole or streamed."""
         access = _RequestAccess(service, request)
-        parsed = await dialect.read(request.body.content, access)
+        parsed = await dialect.read(RouteRequest(request.path, request.query, request.body.content), access)
         answers = [access.gateway.answer(access.caller, wanted) for wanted in (parsed.generation, *parsed.further)]
         events = answers[0] if not parsed.further else merge_answers(answers, parsed.generation.n)
         started = await anext(events)  # raises what is wrong with the request, before any byte of an answer
@@ -101,7 +101,7 @@ def base_url_hint(path: str) -> str:
     """Return what to change in the base URL of a client that sends requests to a path; empty if there is no sign."""
     if path in _PATHS:
         return f": add /v1 to the client's base URL, /v1{path} is served"
-    return ": remove /v1 from the client's base URL" if path.startswith("/v1/v1/") else ""
+    return ": remove /v1 from the client's base URL" if path.startswith(("/v1/v1/", "/v1/v1beta/")) else ""
 
 
 def unrouted_error(error: ApiError, path: str, headers: Mapping[str, str]) -> bytes | None:
@@ -113,7 +113,7 @@ def unrouted_error(error: ApiError, path: str, headers: Mapping[str, str]) -> by
 def _not_served(path: str) -> GatewayError:
     if hint := base_url_hint(f"/v1/{path}"):
         return GatewayError(ErrorKind.NOT_FOUND, f"/v1/{path} is not served{hint}")
-    served = ", ".join(f"/v1{dialect.path}" for dialect in DIALECTS)
+    served = ", ".join(f"/v1{dialect.path}" for dialect in DIALECTS).replace(":path", "")
     forwarded = f"{', '.join(sorted(_FORWARDED))} are passed on by POST where the server has an --upstream"
     return GatewayError(ErrorKind.NOT_FOUND, f"/v1/{path} is not served: {served} and /v1/models are; {forwarded}")
 
@@ -202,27 +202,30 @@ def _route(method: str, path: str, handler: Handler, dialect: Dialect) -> Route:
         waits=posts,
         error=write_error,
         request_ids=True,
+        key_in_query=dialect in GOOGLE,
         media_types=media_types,
     )
 
 
-def _routes() -> Iterator[tuple[str, str, Handler, Dialect]]:
-    """Yield method, path beneath /v1, handler and the dialect that writes errors."""
+def _routes(base: str) -> Iterator[tuple[str, str, Handler, Dialect]]:
+    """Yield method, path, handler and the dialect that writes errors."""
     shared: dict[tuple[str, str], dict[str | None, tuple[DialectRoute, Dialect]]] = {}
-    for dialect in DIALECTS:
-        yield "POST", dialect.path, generation_handler(dialect), dialect
+    for dialect in BASES[base]:
+        yield "POST", base + dialect.path, generation_handler(dialect), dialect
         for route in dialect.extra_routes:
             shared.setdefault((route.method, route.path), {})[dialect.header] = route, dialect
     for (method, path), candidates in shared.items():
         handler = extra_handler({header: route for header, (route, _) in candidates.items()})
-        yield method, path, handler, next(iter(candidates.values()))[1]
-    yield "POST", "/{path:path}", forward, DIALECTS[0]
-    yield "GET", "/{path:path}", refuse, DIALECTS[0]
-    yield "DELETE", "/{path:path}", refuse, DIALECTS[0]
+        yield method, base + path, handler, next(iter(candidates.values()))[1]
+    if base == "/v1":
+        yield "POST", "/v1/{path:path}", forward, DIALECTS[0]
+        yield "GET", "/v1/{path:path}", refuse, DIALECTS[0]
+        yield "DELETE", "/v1/{path:path}", refuse, DIALECTS[0]
 
 
 GATEWAY_ROUTES = [
     _route(method, prefix + path, handler, dialect)
-    for prefix in ("/v1", "/role/{role}/v1")
-    for method, path, handler, dialect in _routes()
+    for prefix in ("", "/role/{role}")
+    for base in BASES
+    for method, path, handler, dialect in _routes(base)
 ]

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from secrets import token_hex
 from types import TracebackType
 from typing import Any, Generic, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -125,7 +125,7 @@ class PathHandler:
         headers = _headers(scope)
         key = _ANONYMOUS
         if route.permission is not None:
-            key = self._authenticate(route.permission, path, headers)
+            key = self._authenticate(route.permission, path, _given_key(route, scope, headers), headers)
             if (connection := scope.get("state", {}).get("connection")) is not None:
                 connection.holds_key(key)
             admission.enter_context(service.limiter.admit(key.kind, key.id))
@@ -153,9 +153,7 @@ class PathHandler:
             return Raw(data, content_type)
         return None if route.body is None else decode(data, content_type, route.body)
 
-    def _authenticate(self, permission: Permission, path: dict[str, str], headers: Mapping[str, str]) -> Key:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        text = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    def _authenticate(self, permission: Permission, path: dict[str, str], text: str, headers: Mapping[str, str]) -> Key:
         cookie = "" if text else _cookie(headers.get("cookie", ""), self._service.keyring.cookie)
         if not text and not cookie:
             if self._service.options.keyless and permission is not Permission.VIEW and _is_local(headers):
@@ -201,6 +199,16 @@ class PathHandler:
             body = encode(ErrorBody(ErrorDetail(error.reason, error.message, error.field)), JSON)[0]
         headers = {**dict(error.headers), **dict(route.error_headers if route is not None else ())}
         return Response(body, error.status, headers, content_type)
+
+
+def _given_key(route: Route, scope: Scope, headers: Mapping[str, str]) -> str:
+    """Return the key that a client sends where its API has it; "" if there is none."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return given.strip()
+    if key := headers.get("x-api-key") or headers.get("x-goog-api-key"):
+        return key
+    return parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0] if route.key_in_query else ""
 
 
 def _cookie(header: str, name: str) -> str:

@@ -53,6 +53,8 @@ class Route(msgspec.Struct, frozen=True):
     """Writes the body of an error, given the headers of the request, in the route's dialect; None: an `ErrorBody`."""
     request_ids: bool = False
     """Whether every answer has an id of its request, which the log has too if it failed."""
+    key_in_query: bool = False
+    """Whether a caller may send its key as `?key=`, as Google's API allows."""
     error_type: str = "application/json"
     """Media type of what `error` writes."""
     error_headers: tuple[tuple[str, str], ...] = ()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from leyden.server.gateway.dialects.messages.tool_input import ToolInput, input_of
+from leyden.server.gateway.dialects.tool_input import ToolInput, input_of
 from leyden.server.gateway.dialects.types import ToolCall
 
 LONG = {"path": "/a, b", "text": 'a, "b" {' * 50, "deep": {"c": [1, {"d": 2}]}, "last": None}

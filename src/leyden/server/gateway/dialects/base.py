@@ -103,8 +103,8 @@ class Dialect(Protocol):
     def extra_routes(self) -> Sequence[DialectRoute]:
         """The other routes of the API: model lists, token counts, stored answers."""
 
-    async def read(self, body: bytes, access: ModelAccess) -> DialectRequest:
-        """Read the body of a request to `path`; raise `GatewayError` for one that cannot be served."""
+    async def read(self, call: RouteRequest, access: ModelAccess) -> DialectRequest:
+        """Read a request to `path`; raise `GatewayError` for one that cannot be served."""
 
     def write_error(self, error: GatewayError) -> bytes:
         """Return the JSON body of an error response."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess
+from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
 from leyden.server.gateway.dialects.encoding import decode_body, given_of, sse_event
 from leyden.server.gateway.dialects.openai_error import openai_error
 from leyden.server.gateway.dialects.openai_parameters import SamplingParameters
@@ -70,9 +70,9 @@ class CompletionsDialect:
         """None."""
         return ()
 
-    async def read(self, body: bytes, access: ModelAccess) -> DialectRequest:
+    async def read(self, call: RouteRequest, access: ModelAccess) -> DialectRequest:
         """Read a completion request; each of its prompts becomes a `GenerationRequest`."""
-        request, document = decode_body(body, CompletionRequest)
+        request, document = decode_body(call.body, CompletionRequest)
         _check_supported(request)
         limit = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         first, *others = (

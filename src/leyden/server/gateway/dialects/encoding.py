@@ -1,7 +1,7 @@
 """Decodes JSON request bodies and encodes server-sent events, for all dialects."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,14 +11,16 @@ from leyden.server.gateway.errors import ErrorKind, GatewayError
 T = TypeVar("T")
 
 
-def decode_body(data: bytes, wanted: type[T], *, dotted: bool = False) -> tuple[T, dict[str, Any]]:
-    """Decode a JSON body into a type and into a plain document.
+def decode_body(
+    data: bytes, wanted: type[T], *, dotted: bool = False, normalise: Callable[[Any], Any] | None = None
+) -> tuple[T, dict[str, Any]]:
+    """Decode a JSON body into a type and into a plain document; `normalise` prepares that for the type.
 
     An error names the field to change, as `messages[0].role` or, `dotted`, as `messages.0.role`.
     """
     try:
         document = msgspec.json.decode(data)
-        return msgspec.convert(document, wanted), document
+        return msgspec.convert(normalise(document) if normalise else document, wanted), document
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
         field = path.rstrip("`")

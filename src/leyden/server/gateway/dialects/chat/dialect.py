@@ -23,9 +23,9 @@ class ChatDialect:
         """List and describe the models."""
         return (DialectRoute("GET", "/models", _list_models), DialectRoute("GET", "/models/{model:path}", _get_model))
 
-    async def read(self, body: bytes, access: ModelAccess) -> DialectRequest:
+    async def read(self, call: RouteRequest, access: ModelAccess) -> DialectRequest:
         """Read a chat completion request."""
-        generation, form = read_request(body)
+        generation, form = read_request(call.body)
         return DialectRequest(generation, lambda started: ChatWriter(generation, form, started))
 
     def write_error(self, error: GatewayError) -> bytes:

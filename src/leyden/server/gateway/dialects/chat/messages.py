@@ -28,12 +28,12 @@ def _read(messages: Sequence[dict[str, Any]]) -> Iterator[Message]:
         if message["role"] == "assistant":
             unanswered = {call["id"]: call["function"]["name"] for call in message.get("tool_calls") or ()}
         elif message["role"] == "tool":
-            message["tool_call_id"] = id = _answered_call(given, unanswered, field)
+            message["tool_call_id"] = id = answered_call(given, unanswered, field)
             unanswered.pop(id, None)
         yield message
 
 
-def _answered_call(result: dict[str, Any], unanswered: Mapping[str, str], field: str) -> str:
+def answered_call(result: dict[str, Any], unanswered: Mapping[str, str], field: str) -> str:
     """Return the call that a tool's result is for: by `tool_call_id`, by `id`, by the tool's name, or the next one."""
     if isinstance(result.get("tool_call_id"), str):
         return str(result["tool_call_id"])

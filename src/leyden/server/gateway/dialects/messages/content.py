@@ -12,7 +12,7 @@ import msgspec
 
 from leyden.server.gateway.dialects.answer_parts import AnswerParts
 from leyden.server.gateway.dialects.left_out import LEFT_OUT, stand_in
-from leyden.server.gateway.dialects.messages.tool_input import INVALID_JSON
+from leyden.server.gateway.dialects.tool_input import INVALID_JSON
 from leyden.server.gateway.dialects.types import LOADED_TOOLS, PREFIX, Message
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 

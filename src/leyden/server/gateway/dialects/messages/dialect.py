@@ -70,9 +70,9 @@ class AnthropicDialect:
             DialectRoute("GET", "/models/{model:path}", get_model),
         )
 
-    async def read(self, body: bytes, access: ModelAccess) -> DialectRequest:
+    async def read(self, call: RouteRequest, access: ModelAccess) -> DialectRequest:
         """Read a request for a message."""
-        request = read_request(body)
+        request = read_request(call.body)
         shows = shows_thinking(request.request.get("thinking"))
         return DialectRequest(request, lambda started: MessagesWriter(request, shows, started))
 

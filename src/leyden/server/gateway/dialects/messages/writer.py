@@ -8,7 +8,7 @@ import msgspec
 
 from leyden.server.gateway.dialects.encoding import sse_event
 from leyden.server.gateway.dialects.messages.errors import anthropic_error
-from leyden.server.gateway.dialects.messages.tool_input import ToolInput, input_of
+from leyden.server.gateway.dialects.tool_input import ToolInput, input_of
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     AnswerFinished,

@@ -48,9 +48,9 @@ class ResponsesDialect:
             DialectRoute("GET", "/responses/{response_id}/input_items", _list_input_items),
         )
 
-    async def read(self, body: bytes, access: ModelAccess) -> DialectRequest:
+    async def read(self, call: RouteRequest, access: ModelAccess) -> DialectRequest:
         """Read a request for a response."""
-        request, document = decode_body(body, ResponseParameters)
+        request, document = decode_body(call.body, ResponseParameters)
         if not request.model:
             raise GatewayError(ErrorKind.INVALID, "name a model", "model")
         tools, choice = _read_tools(request)

@@ -1,7 +1,7 @@
-"""The input of a tool call in the Messages API, which is always a JSON object.
+"""The input of a tool call in the APIs of Anthropic and Google, which is always a JSON object.
 
-As in Anthropic's service it is streamed one whole property at a time, since clients parse what has arrived after each
-part. Arguments that are no JSON object end with a property that has all of their text, streamed or whole.
+As in Anthropic's service Messages streams it one whole property at a time, since clients parse what has arrived after
+each part. Arguments that are no JSON object end with a property that has all of their text, streamed or whole.
 """
 
 import json
