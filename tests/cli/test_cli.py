@@ -2,9 +2,11 @@
 
 import argparse
 import asyncio
+import errno
 import http.server
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -616,3 +618,14 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     for name in ("serve", "runs", "show", "compare", "--json", "--home"):
         assert name in said
+
+
+def test_a_full_disk_is_named_with_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("leyden.cli.cleaning.find_run_folder", full)
+    assert main(["delete", "calc", "--home", str(tmp_path / "runs")]) == 1
+    assert re.search(rf"No space left on device in {tmp_path}/runs, .* are left: free some", capsys.readouterr().err)

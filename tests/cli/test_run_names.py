@@ -204,3 +204,8 @@ def test_a_run_of_the_home_folders_store_and_one_with_a_folder_have_two_names(
         require_run_folder(home, "calc")
     command("delete", "calc", "--yes")
     assert rewards(command) == {"calc": REWARDS["later"], archived: REWARDS["earlier"]}
+
+
+def test_compare_says_which_way(home: Path, archived: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", archived, "calc"]) == 0
+    assert f"calc at step 1 minus {archived} at step 1: +0.500" in capsys.readouterr().out

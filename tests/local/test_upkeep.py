@@ -150,10 +150,12 @@ def test_what_is_damaged_is_named_and_the_checkpoint_before_is_used(trained: Tra
 
 
 def test_a_deleted_run_is_gone(trained: Training, leyden: Command) -> None:
-    deleted = leyden(trained.folder, "delete", "small")
+    unasked = leyden(trained.folder, "delete", "small")
+    assert unasked.returncode == 1 and "--yes" in unasked.stderr and trained.run.exists()
+    deleted = leyden(trained.folder, "delete", "small", "--yes")
     assert deleted.returncode == 0 and "small is deleted" in deleted.stdout
     assert not trained.run.exists()
-    assert leyden(trained.folder, "delete", "small").returncode == 1
+    assert leyden(trained.folder, "delete", "small", "--yes").returncode == 1
 
 
 @pytest.mark.parametrize("command", ["serve --port 0", pytest.param("train small.toml", marks=pytest.mark.slow)])

@@ -41,3 +41,9 @@ def test_a_command_is_split_without_a_shell_and_found_in_the_folder_or_on_the_pa
 def test_the_python_of_a_virtual_environment_stays_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "python").symlink_to(sys.executable)
     assert read_command("./python agent.py", str(tmp_path)) == [str(tmp_path / "python"), "agent.py"]
+
+
+def test_a_python_file_without_a_function_suggests_one(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def reward(task, result): ...\nasync def solve(task): ...\n")
+    with pytest.raises(LoadError, match=r"write a\.py:solve$"):
+        read_command("a.py", str(tmp_path))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from shutil import disk_usage
 from typing import NoReturn
 
 import uvloop
@@ -88,7 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
     except OSError as error:  # such as a home folder that is a file
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _fail(f"{error.strerror} in {options.home}: free some, and run the command again")
+            from leyden.cli.printing import format_bytes
+
+            home = options.home.absolute()
+            left = format_bytes(disk_usage(next(one for one in (home, *home.parents) if one.exists())).free)
+            return _fail(f"{error.strerror} in {home}, {left} are left: free some, and run the command again")
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     return 0
 

@@ -43,7 +43,9 @@ async def _delete(options: argparse.Namespace) -> None:
     folder = None if options.server or options.store else find_run_folder(options.home, options.name)
     if folder is not None and has_only_others(folder):
         folder = None
-    if not options.yes and sys.stdin.isatty() and not _confirmed(options.name):
+    if not options.yes and not sys.stdin.isatty():
+        raise ConfigError("nothing was deleted: without a terminal to ask on, confirm it with --yes")
+    if not options.yes and not _confirmed(options.name):
         raise ConfigError("nothing was deleted")
     size = folder_size(folder) if folder is not None else None
     if folder is not None:

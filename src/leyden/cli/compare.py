@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from msgspec import Struct
+from rich.markup import escape
 
 from leyden.cli.arguments import integer, run_name
 from leyden.cli.printing import plural, print_json, stdout_console, with_error
@@ -57,8 +58,9 @@ async def _compare(options: argparse.Namespace) -> None:
             reward, rollouts = with_error(mean.mean, mean.error), plural(mean.rollouts, "rollout")
             console.print(f"{one.name}: reward {reward} ({rollouts})", soft_wrap=True)
     error = f" ± {result.error:.3f}" if result.error is not None else ""
+    direction = escape(f"{second.name} minus {first.name}")
     left = f"; {plural(result.unmatched, 'task')} of only one of them left out" if result.unmatched else ""
     console.print(
-        f"difference [bold]{result.difference:+.3f}{error}[/], in pairs over {plural(result.tasks, 'task')}{left}",
+        f"{direction}: [bold]{result.difference:+.3f}{error}[/], in pairs over {plural(result.tasks, 'task')}{left}",
         soft_wrap=True,
     )

@@ -18,6 +18,7 @@ from leyden.estimates import estimate
 from leyden.learner.loading import check_tokenizer, load_model
 from leyden.learner.objective import objective_of
 from leyden.local.notes import print_note, stderr_console
+from leyden.local.readable import Readable
 from leyden.local.stack import local_stack
 from leyden.models.source import find_model
 from leyden.orchestrator.algorithm.resolve import Algorithm, algorithm_of
@@ -38,7 +39,7 @@ from leyden.runs.run_folder import RunFolder
 _PROGRESS_EVERY_S = 30.0
 
 
-class DevReport(Struct, frozen=True):
+class DevReport(Readable, Struct, frozen=True):
     """Counts of what was recorded for some rollouts."""
 
     rollouts: int

@@ -29,6 +29,7 @@ from leyden.learner.objective import Objective, objective_of
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import TrainerState
 from leyden.local.notes import print_note, stderr_console
+from leyden.local.readable import Readable
 from leyden.local.stack import local_stack
 from leyden.models.source import ModelSource, find_model
 from leyden.orchestrator.algorithm.resolve import Algorithm, algorithm_of
@@ -53,7 +54,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "renderers", "peft", "vllm",
 """Whose versions a run records."""
 
 
-class TrainingResult(Struct, frozen=True):
+class TrainingResult(Readable, Struct, frozen=True):
     """The result of `leyden.train`."""
 
     run: str

@@ -112,6 +112,18 @@ def check_reference(reference: str, base: str) -> None:
         raise LoadError(f"{reference!r}: {path.stem} has no {first!r}{_nearest(first, names)}")
 
 
+def _likely_agent(file: Path) -> str | None:
+    """Return the function of a Python file that is most likely the agent: `solve`, or else the first one."""
+    if file.suffix != ".py":
+        return None
+    try:
+        body = ast.parse(file.read_bytes(), str(file)).body
+    except (SyntaxError, ValueError):
+        return None
+    names = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return "solve" if "solve" in names else next(iter(names), None)
+
+
 def _top_level_names(tree: ast.Module) -> set[str] | None:
     """Return the names that a module binds; None if some may be bound in a way that the text does not show."""
     names: set[str] = set()
@@ -280,6 +292,8 @@ def read_command(reference: str, base: str) -> list[str]:
     local = Path(base, program).absolute()  # not resolved: the python of a virtual environment is a symlink
     if local.is_file():
         if not os.access(local, os.X_OK):
+            if function := _likely_agent(local):
+                raise LoadError(f"{program!r} is a file: to use a function of it, write {program}:{function}")
             raise LoadError(f"{program!r} is not executable: chmod +x it, or write its interpreter before it")
         return [str(local), *arguments]
     found = shutil.which(program) if "/" not in program else None
