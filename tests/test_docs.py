@@ -18,6 +18,7 @@ import yaml
 from serving import ServerProcess
 
 from leyden.cli import parser
+from leyden.cli.agent_source import recognise
 from leyden.config import Config, read_config
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -171,6 +172,16 @@ def functions(page: str) -> list[dict[str, Any]]:
     return defined
 
 
+def test_the_agents_of_the_framework_page_are_recognised(tmp_path: Path) -> None:
+    found = {}
+    for _, language, text in blocks(DOCS / "frameworks.md"):
+        if language == "python" and text.startswith("# "):
+            (tmp_path / text.split()[1]).write_text(text)
+            source = recognise(tmp_path / text.split()[1])
+            found[text.split()[1]] = (source.framework, source.name)
+    assert found == {"shop_graph.py": ("langgraph", "graph"), "shop_agent.py": ("openai-agents", "agent")}
+
+
 def test_the_rewards_of_the_how_tos_tell_good_from_bad() -> None:
     exact, partial, _ = (names["reward"] for names in functions("good_reward.md"))
     assert [exact({"answer": 1200}, said) for said in ("so #### 1,200", "12", None)] == [1, 0, 0]
@@ -232,6 +243,7 @@ RUN_ELSEWHERE = {
     "serve": "tests/local/test_serve.py and tests/server start servers",
     "worker": "tests/local/test_train.py starts workers",
     "init": "tests/cli/test_init.py",
+    "shop_graph.toml": "tests/cli/test_init.py",
     "--push": "tests/local/test_model_card.py",
     "engine.url": "tests/local/test_vllm_run.py, where vLLM is installed",
     "workers.processes=0": "tests/local/test_train.py",
