@@ -97,6 +97,12 @@ async def test_a_group_that_comes_late_does_not_wait_for_all_that_came_before(st
     assert {"late.0.1", "late.1.1"} <= set(await lease(store, 5))
 
 
+async def test_the_same_group_can_be_requested_with_another_priority(store: Store) -> None:
+    await queue(store, "g", priority=10)
+    await queue(store, "g", priority=0)
+    assert await lease(store, 2) == ["g.0.1"]
+
+
 async def test_a_worker_can_ask_for_one_run_only(store: Store) -> None:
     await queue(store, "g")
     await store.create_run(RunSpec("other"))

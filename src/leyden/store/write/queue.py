@@ -46,7 +46,6 @@ def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
         "task_id": spec.task.id,
         "purpose": purpose,
         "size": spec.size,
-        "priority": spec.priority,
         "max_attempts": max_attempts,
     }
     row = _GROUP.first(tx, group=spec.id)
@@ -59,7 +58,7 @@ def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
             if getattr(row, name) != value:
                 raise Conflict(f"group {spec.id!r} exists with {name} = {getattr(row, name)!r}, not {value!r}")
         return group_from_row(row)
-    _ADD_GROUP.run(tx, **new, done=0, created=tx.now)
+    _ADD_GROUP.run(tx, **new, priority=spec.priority, done=0, created=tx.now)
     head = _head(tx)
     _ADD_ROLLOUT.run_many(
         tx,
