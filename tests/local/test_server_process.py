@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from modelserving import eventually
+from msgspec.structs import replace
 from serving import delete_store
 
 from leyden.api.client import RemoteError, ServerUnreachable
@@ -21,6 +22,7 @@ from leyden.local.stack import trainer_remote
 from leyden.models.source import BUNDLED, find_model
 from leyden.records import DEFAULT_POLICY, RunSettings, Task, Version
 from leyden.server.options import ServeOptions, ServerProcessOptions
+from leyden.store.store import Store
 
 
 @pytest.fixture
@@ -40,9 +42,13 @@ def options(engine: TorchEngine, tmp_path: Path) -> ServerProcessOptions:
 async def server(
     options: ServerProcessOptions, engine: TorchEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[LocalServer]:
-    """A server that may die once."""
+    """A server that may die once, of a training that continues one that was killed when group g was queued."""
     monkeypatch.setattr(server_process, "_MAX_DEATHS", 2)
-    async with LocalServer(options, engine, tmp_path / "server.log") as running:
+    store = await Store(tmp_path / "leyden.db").start()
+    await store.create_run(RunSpec("r", RunSettings()))
+    await store.enqueue("r", GroupSpec("g", Task("t", {})))
+    await store.close()
+    async with LocalServer(replace(options, park="r"), engine, tmp_path / "server.log") as running:
         yield running
 
 
@@ -54,7 +60,7 @@ async def test_a_request_waits_for_a_server_that_is_started_again_until_there_is
     server: LocalServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with trainer_remote(server, tmp_path) as remote:
-        await remote.create_run(RunSpec("r", RunSettings()))
+        assert await remote.lease(LeaseRequest("w")) == []  # until the training requests the group
         await remote.enqueue("r", GroupSpec("g", Task("t", {})))
         (lease,) = await remote.lease(LeaseRequest("w"))
         with server.starting_held():
@@ -92,7 +98,6 @@ async def test_a_server_whose_store_was_deleted_is_not_started_with_an_empty_one
     server: LocalServer, tmp_path: Path, dies_first: bool
 ) -> None:
     async with trainer_remote(server, tmp_path) as remote:
-        await remote.create_run(RunSpec("r", RunSettings()))
         delete_store(tmp_path)
         if dies_first:
             kill_process(server)

@@ -65,6 +65,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.sizes: dict[str, int] = {}
         self.queued: dict[str, float] = {}
         """Since when each may be leased."""
+        self.parked: set[str] = set()
         self.may_try: dict[str, int] = {}
         self.alone: set[str] = set()
         self.finished: dict[str, Ending] = {}
@@ -108,16 +109,24 @@ class StoreMachine(RuleBasedStateMachine):
         try:
             self.run(self.store.enqueue("r", spec))
             assert not wrong
+            self.parked -= {f"{name}.{index}" for index in range(group.size)}
         except Conflict:
             assert wrong
+
+    @rule()
+    def park(self) -> None:
+        self.run(self.store.park("r"))
+        self.parked |= {f"{name}.{index}" for name, size in self.sizes.items() for index in range(size)}
 
     @rule(target=attempts, worker=st.sampled_from(["w1", "w2"]), count=st.integers(1, 4))
     def lease(self, worker: str, count: int) -> Any:
         grants = self.run(self.store.lease(LeaseQuery(worker, count, None, None)))
-        assert len(grants) == min(count, sum(moment <= self.now for moment in self.queued.values()))
+        leasable = [id for id, moment in self.queued.items() if moment <= self.now and id not in self.parked]
+        assert len(grants) == min(count, len(leasable))
         for grant in grants:
             attempt = grant.attempt
-            assert self.queued.pop(attempt.rollout) <= self.now
+            assert attempt.rollout in leasable
+            del self.queued[attempt.rollout]
             assert grant.alone == (attempt.rollout in self.alone)
             self.tried[attempt.rollout] = self.tried.get(attempt.rollout, 0) + 1
             assert attempt.number == self.tried[attempt.rollout]

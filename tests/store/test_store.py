@@ -13,6 +13,7 @@ from leyden.records import (
     CallCredit,
     EventKind,
     Metric,
+    Purpose,
     Reward,
     RewardKind,
     RunSettings,
@@ -36,8 +37,10 @@ def advance(store: Store, seconds: float) -> None:
     store.clock.now += seconds  # type: ignore[attr-defined]
 
 
-async def queue(store: Store, group: str, size: int = 1, priority: int = 0) -> None:
-    await store.enqueue("r", GroupSpec(group, Task("t", {"q": 1}), size, priority=priority))
+async def queue(
+    store: Store, group: str, size: int = 1, priority: int = 0, purpose: Purpose = Purpose.TRAIN, run: str = "r"
+) -> None:
+    await store.enqueue(run, GroupSpec(group, Task("t", {"q": 1}), size, purpose, priority))
 
 
 async def lease(store: Store, count: int = 1, worker: str = "w", pool: str | None = None) -> list[str]:
@@ -83,23 +86,88 @@ async def test_no_rollout_is_leased_twice(store: Store) -> None:
 
 
 async def test_groups_take_turns_and_priority_doubles_the_share(store: Store) -> None:
-    await queue(store, "large", 100)
-    await queue(store, "small", 4)
-    await queue(store, "urgent", 8, priority=1)
+    await queue(store, "large", 100, purpose=Purpose.EVAL)
+    await queue(store, "small", 4, purpose=Purpose.EVAL)
+    await queue(store, "urgent", 8, priority=1, purpose=Purpose.EVAL)
     first = [attempt.partition(".")[0] for attempt in await lease(store, 17)]
     assert {name: first.count(name) for name in ("large", "small", "urgent")} == {"large": 5, "small": 4, "urgent": 8}
 
 
 async def test_a_group_that_comes_late_does_not_wait_for_all_that_came_before(store: Store) -> None:
-    await queue(store, "early", 1000)
+    await queue(store, "early", 1000, purpose=Purpose.EVAL)
     await lease(store, 500)
-    await queue(store, "late", 2)
+    await queue(store, "late", 2, purpose=Purpose.EVAL)
     assert {"late.0.1", "late.1.1"} <= set(await lease(store, 5))
 
 
+async def test_groups_to_train_on_are_leased_oldest_first(store: Store) -> None:
+    await store.create_run(RunSpec("other"))
+    await queue(store, "old", 3)
+    (first,) = await lease(store)
+    await queue(store, "new", 2)
+    await queue(store, "newest", 2)
+    await queue(store, "others", 6, run="other")
+    await queue(store, "eval", 2, priority=10, purpose=Purpose.EVAL)
+    advance(store, 1)
+    await store.finish("r", first, FinishRequest(Outcome(Ending.LOST), retry=Retry.FREE))
+    leased = await lease(store, 20)
+    assert [id for id in leased if id.startswith(("old", "new"))] == [
+        *("old.0.2", "old.1.1", "old.2.1", "new.0.1", "new.1.1", "newest.0.1", "newest.1.1"),
+    ]
+    assert {"eval.0.1", "eval.1.1"} <= set(leased[:4])
+    for share in (6, 8, 10):  # runs take turns
+        assert abs(sum(id.startswith("others") for id in leased[:share]) - (share - 3) / 2) <= 1
+
+
+async def test_an_urgent_group_to_train_on_does_not_wait_for_the_others_of_its_run(store: Store) -> None:
+    await queue(store, "early", 100)
+    await queue(store, "urgent", 2, priority=2)
+    assert {"urgent.0.1", "urgent.1.1"} <= set(await lease(store, 4))
+
+
+async def test_a_parked_rollout_is_leased_when_its_group_is_requested_again(store: Store) -> None:
+    await queue(store, "a", 3)
+    assert await lease(store, 2) == ["a.0.1", "a.1.1"]
+    await queue(store, "b")
+    await queue(store, "never", 2, priority=10, purpose=Purpose.EVAL)
+    await store.create_run(RunSpec("other"))
+    await queue(store, "others", run="other")
+    await store.park("r")
+    await store.finish("r", "a.0.1", FinishRequest(Outcome(Ending.LOST), retry=Retry.FREE))
+    advance(store, 61)
+    await store.expire_leases()
+    advance(store, 60)
+    assert await lease(store, 10) == ["others.0.1"]
+    waiting = asyncio.create_task(store.lease(LeaseQuery("w", 1, None, None), 30))
+    await asyncio.sleep(0)
+    await queue(store, "new")
+    assert [one.attempt.id for one in await waiting] == ["new.0.1"]
+    waiting = asyncio.create_task(store.lease(LeaseQuery("w", 1, None, None), 30))
+    await asyncio.sleep(0)
+    await queue(store, "b")
+    assert [one.attempt.id for one in await waiting] == ["b.0.1"]
+    await queue(store, "a", 3)
+    await queue(store, "newest")
+    assert await lease(store, 10) == ["a.0.2", "a.1.2", "a.2.1", "newest.0.1"]
+    await store.park("r")
+    await store.finish("r", "b.0.1", DONE)
+    known = await kinds(store)
+    await queue(store, "b")
+    assert await kinds(store) == known  # it is finished
+
+
+async def test_an_attempt_that_ran_while_its_group_was_parked_and_requested_again_is_retried(store: Store) -> None:
+    await queue(store, "g", 2)
+    (running,) = await lease(store)
+    await store.park("r")
+    await queue(store, "g", 2)
+    await store.finish("r", running, FinishRequest(Outcome(Ending.LOST), retry=Retry.FREE))
+    assert await lease(store, 10) == ["g.0.2", "g.1.1"]
+
+
 async def test_the_same_group_can_be_requested_with_another_priority(store: Store) -> None:
-    await queue(store, "g", priority=10)
-    await queue(store, "g", priority=0)
+    await queue(store, "g", priority=10, purpose=Purpose.EVAL)
+    await queue(store, "g", priority=0, purpose=Purpose.EVAL)
     assert await lease(store, 2) == ["g.0.1"]
 
 

@@ -86,7 +86,7 @@ class ControlApi:
 
     @endpoint("POST", _RUN + "/groups", Permission.MANAGE)
     def enqueue(self, run: str, spec: wire.GroupSpec) -> Group:
-        """Queue a group of rollouts; repeating the request changes nothing."""
+        """Queue a group of rollouts; repeating the request only queues what was parked."""
 
     @endpoint("GET", _GROUP, Permission.READ)
     def get_group(self, run: str, group: str) -> Group:

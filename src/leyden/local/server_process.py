@@ -71,7 +71,7 @@ class LocalServer(SupervisedProcess):
         port = urlsplit(self.running.url).port
         assert port is not None
         serve = replace(self._options.serve, server=replace(self._options.serve.server, port=port), create=False)
-        self._options = replace(self._options, serve=serve, release=True)
+        self._options = replace(self._options, serve=serve, release=True, park=None)
         self._start_supervising()
 
     @contextmanager

@@ -89,9 +89,10 @@ async def local_stack(
     policy: Policy | None = None,
 ) -> AsyncIterator[LocalStack]:
     """Serve a model to the agents of a run, within this context. `policy` is what is trained beside it."""
+    park = run if policy is not None else None
     async with (
         running_engine(config, folder, model, source, version, policy) as engine,
-        _shown_server(_server_options(config, folder, source, engine), engine, folder / "server.log") as server,
+        _shown_server(_server_options(config, folder, source, engine, park), engine, folder / "server.log") as server,
         trainer_remote(server, folder) as remote,
     ):
         await _create_run(remote, config, run)
@@ -134,7 +135,9 @@ def _print_worker(options: WorkerOptions) -> None:
     print_note(f"agents: {processes} on {usable_cores()} cores, up to {options.concurrency} rollouts at once")
 
 
-def _server_options(config: Config, folder: Path, source: ModelSource, engine: EngineBackend) -> ServerProcessOptions:
+def _server_options(
+    config: Config, folder: Path, source: ModelSource, engine: EngineBackend, park: str | None
+) -> ServerProcessOptions:
     return ServerProcessOptions(
         serve=ServeOptions(folder, config.server, config.upstream, beside=folder.parent),
         policy=config.policy,
@@ -142,6 +145,7 @@ def _server_options(config: Config, folder: Path, source: ModelSource, engine: E
         name=source.name,
         engine=engine.address,
         release=config.workers.processes != 0,
+        park=park,
     )
 
 

@@ -62,7 +62,7 @@ async def _serve(options: ServerProcessOptions, stream: socket.socket, announce:
         if options.held:
             model.hold()
         serve = replace(options.serve, upstream_key=os.environ.get(UPSTREAM_KEY_VARIABLE))
-        async with open_server(serve, [model], _LOST_MESSAGE if options.release else None) as server:
+        async with open_server(serve, [model], _LOST_MESSAGE if options.release else None, options.park) as server:
             with os.fdopen(announce, "wb") as output:
                 output.write(msgspec.json.encode(server.running) + b"\n")
             input_closed = asyncio.create_task(_end_of_input())

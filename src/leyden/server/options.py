@@ -65,6 +65,8 @@ class ServerProcessOptions(Struct, frozen=True):
     engine: EngineAddress
     release: bool = False
     """Whether all active attempts are released at the start, because their workers or their model calls are gone."""
+    park: str | None = None
+    """A run whose rollouts are parked at the start: its training requests again what it needs."""
     held: bool = False
     """Whether no model call starts before a version of the weights is published."""
 

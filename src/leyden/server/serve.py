@@ -59,13 +59,16 @@ async def serve(
 
 @asynccontextmanager
 async def open_server(
-    options: ServeOptions, models: Sequence[ServedModel] = (), release: str | None = None
+    options: ServeOptions,
+    models: Sequence[ServedModel] = (),
+    release: str | None = None,
+    park: str | None = None,
 ) -> AsyncIterator["Server"]:
     """Run a server within a context; accepted requests are finished when the context is left.
 
     It serves these models and the upstream of the options. With `release`, it ends all active attempts with this
-    message, uncharged, before it accepts a request. If its store is lost, it stops at once, and the end of the context
-    raises `StoreLost`.
+    message, uncharged, before it accepts a request; with `park`, it parks the rollouts of this run. If its store is
+    lost, it stops at once, and the end of the context raises `StoreLost`.
     """
     if options.keyless and not is_loopback(options.server.host):
         raise ServeError(
@@ -87,6 +90,8 @@ async def open_server(
         try:
             if release is not None:
                 await store.release_all(release)
+            if park is not None:
+                await store.park(park)
             keyring = _keyring(options.home / "secret")
             admin_key = _ensure_key(keyring, KeyKind.ADMIN, options.home / "admin.key")
             if options.direct:

@@ -2,6 +2,8 @@
 stores every string as text.
 """
 
+import math
+
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -15,6 +17,7 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    and_,
     inspect,
     literal_column,
     select,
@@ -81,7 +84,7 @@ rollouts = Table(
     Column("purpose", String, nullable=False),
     Column("step", Integer),  # of the training that requested it
     Column("state", String, nullable=False),
-    Column("position", Double, nullable=False),  # in the queue: see queue.py
+    Column("position", Double, nullable=False),  # in the queue, or PARKED: see queue.py
     Column("attempts", Integer, nullable=False),
     Column("max_attempts", Integer, nullable=False),
     Column("not_before", Double, nullable=False, server_default=text("0")),  # when it may be tried again
@@ -96,6 +99,8 @@ rollouts = Table(
     Column("tokens", BigInteger),
 )
 QUEUED = rollouts.c.state == literal_column("'queued'")  # with a parameter, SQLite would not use the indexes below
+PARKED = math.inf
+LEASABLE = and_(QUEUED, rollouts.c.position < PARKED)  # now or, if it is a retry, later
 QUEUE_ORDER = (rollouts.c.position, rollouts.c.seq, rollouts.c.not_before)  # the last: to skip delayed retries quickly
 Index("queue", *QUEUE_ORDER, sqlite_where=QUEUED, postgresql_where=QUEUED)
 Index("queue_of_run", rollouts.c.run_id, *QUEUE_ORDER, sqlite_where=QUEUED, postgresql_where=QUEUED)

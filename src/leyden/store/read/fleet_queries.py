@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from leyden.api.views import MAX_LEASES, Fleet, LeaseView, WorkerView
-from leyden.store.schema import ACTIVE, QUEUED, attempts, rollouts, versions, workers
+from leyden.store.schema import ACTIVE, LEASABLE, attempts, rollouts, versions, workers
 
 _RECENT_S = 600.0
 
@@ -89,9 +89,9 @@ def list_leases(connection: Connection) -> list[LeaseView]:
 
 
 def count_queue(connection: Connection, now: float) -> tuple[int, int]:
-    """Return how many rollouts are queued, and how many of them wait for their retry."""
-    queued = connection.scalar(select(func.count()).select_from(rollouts).where(QUEUED)) or 0
-    delayed = select(func.count()).select_from(rollouts).where(QUEUED, rollouts.c.not_before > now)
+    """Return how many rollouts wait for a worker, and how many of them wait for their retry."""
+    queued = connection.scalar(select(func.count()).select_from(rollouts).where(LEASABLE)) or 0
+    delayed = select(func.count()).select_from(rollouts).where(LEASABLE, rollouts.c.not_before > now)
     return queued, connection.scalar(delayed) or 0
 
 

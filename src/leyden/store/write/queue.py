@@ -1,9 +1,11 @@
 """The queue of rollouts and the leases that workers take from it.
 
 The queue is fair (stride scheduling): groups are served in rotation, and a group of priority p gets 2**p rollouts for
-each one of priority 0, so neither a large group nor a high priority starves the rest. A rollout's `position` is fixed
-when it is queued: the i-th rollout of a group is i / 2**p behind the head. A retry goes to the head, because its group
-waits for it, but is skipped until `not_before`.
+each one of priority 0, so neither a large group nor a high priority starves the rest. Groups to train on that have one
+run and one priority take turns as if they were one group, and are served in the order of their requests. A rollout's
+`position` is fixed when it is queued: the i-th rollout of a group is i / 2**p behind the head, or behind the last
+rollout of the group before it. A retry goes to the head, because its group waits for it, but is skipped until
+`not_before`. A rollout whose position is infinite is parked: it is not leased until its group is requested again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,14 +13,14 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import bindparam, func, select, update
+from sqlalchemy import bindparam, case, func, select, update
 
 from leyden.api.wire import GroupSpec, Lease
 from leyden.records import Attempt, EventKind, Group, Purpose, Task
 from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.mapping import decode_settings, group_from_row, task_from_row
-from leyden.store.schema import QUEUED, attempts, groups, rollouts, runs, tasks, workers
+from leyden.store.schema import LEASABLE, PARKED, attempts, groups, rollouts, runs, tasks, workers
 from leyden.store.write.statements import Statement, insert, insert_new, insert_or_update
 from leyden.store.write.writer import Transaction
 
@@ -33,7 +35,7 @@ class LeaseQuery(Struct, frozen=True):
 
 
 def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
-    """Create a group and queue its rollouts; the same group again changes nothing."""
+    """Create a group and queue its rollouts; the same group again only queues those of its rollouts that are parked."""
     settings = _RUN_SETTINGS.scalar(tx, run=run)
     if settings is None:
         raise NotFound(f"no run {run!r}")
@@ -57,14 +59,15 @@ def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
         for name, value in new.items():
             if getattr(row, name) != value:
                 raise Conflict(f"group {spec.id!r} exists with {name} = {getattr(row, name)!r}, not {value!r}")
+        if queued := _UNPARK.run_many(tx, _positions(tx, run, spec)):
+            tx.emit(run, EventKind.GROUP_QUEUED, spec.id, size=queued, purpose=purpose)
         return group_from_row(row)
     _ADD_GROUP.run(tx, **new, priority=spec.priority, done=0, created=tx.now)
-    head = _head(tx)
     _ADD_ROLLOUT.run_many(
         tx,
         (
             {
-                "id": f"{spec.id}.{index}",
+                **queued,
                 "run_id": run,
                 "group_id": spec.id,
                 "task_id": spec.task.id,
@@ -72,12 +75,11 @@ def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
                 "purpose": purpose,
                 "step": spec.step,
                 "state": "queued",
-                "position": head + (index + 1) / 2.0**spec.priority,
                 "attempts": 0,
                 "max_attempts": max_attempts,
                 "created": tx.now,
             }
-            for index in range(spec.size)
+            for index, queued in enumerate(_positions(tx, run, spec))
         ),
     )
     tx.emit(run, EventKind.GROUP_QUEUED, spec.id, size=spec.size, purpose=purpose)
@@ -104,8 +106,16 @@ def lease(tx: Transaction, requests: Sequence[LeaseQuery]) -> list[list[Lease]]:
 
 
 def requeue(tx: Transaction, rollout: str, not_before: float, alone: bool) -> None:
-    """Put a rollout at the head of the queue for another attempt, not before a time and perhaps alone in a process."""
+    """Put a rollout at the head of the queue for another attempt, not before a time and perhaps alone in a process.
+
+    One that is parked stays so.
+    """
     _REQUEUE.run(tx, rollout=rollout, head=_head(tx), earliest=not_before, separate=int(alone))
+
+
+def park(tx: Transaction, run: str) -> None:
+    """Lease no rollout of a run until its group is requested again, also none whose running attempt is retried."""
+    _PARK.run(tx, run=run)
 
 
 def mark_seen(tx: Transaction, ids: Iterable[str]) -> None:
@@ -159,6 +169,16 @@ def _attempt_row(leased: Lease) -> dict[str, Any]:
     }
 
 
+def _positions(tx: Transaction, run: str, spec: GroupSpec) -> list[dict[str, Any]]:
+    """Return the rollouts of a group and their positions if it is queued now."""
+    in_order = spec.purpose is Purpose.TRAIN
+    last = _LAST_TO_TRAIN.scalar(tx, run=run, priority=spec.priority) if in_order else None
+    start = _head(tx) if last is None else float(last)
+    return [
+        {"id": f"{spec.id}.{index}", "position": start + (index + 1) / 2.0**spec.priority} for index in range(spec.size)
+    ]
+
+
 def _head(tx: Transaction) -> float:
     """Return the position of the first rollout in the queue."""
     return float(_HEAD.scalar(tx) or 0.0)
@@ -172,12 +192,20 @@ _TASK_INPUT = Statement(
 _GROUP = Statement(select(groups).where(groups.c.id == bindparam("group")))
 _ADD_GROUP = insert(groups)
 _ADD_ROLLOUT = insert(rollouts, "step")
-_HEAD = Statement(select(func.min(rollouts.c.position)).where(QUEUED))
+_HEAD = Statement(select(func.min(rollouts.c.position)).where(LEASABLE))
+_LAST_TO_TRAIN = Statement(
+    select(func.max(rollouts.c.position)).where(
+        LEASABLE,
+        rollouts.c.run_id == bindparam("run"),
+        rollouts.c.purpose == str(Purpose.TRAIN),
+        select(groups.c.priority).where(groups.c.id == rollouts.c.group_id).scalar_subquery() == bindparam("priority"),
+    )
+)
 _next = (
     select(rollouts, tasks.c.input, runs.c.settings)
     .join(runs, runs.c.id == rollouts.c.run_id)
     .join(tasks, (tasks.c.run_id == rollouts.c.run_id) & (tasks.c.id == rollouts.c.task_id))
-    .where(QUEUED, rollouts.c.not_before <= bindparam("now"))
+    .where(LEASABLE, rollouts.c.not_before <= bindparam("now"))
     .order_by(rollouts.c.position, rollouts.c.seq)
     .limit(bindparam("most"))
 )
@@ -187,9 +215,18 @@ _LEASE_ROLLOUT = Statement(
     update(rollouts).where(rollouts.c.id == bindparam("rollout")).values(state="running", attempts=bindparam("number"))
 )
 _ADD_ATTEMPT = insert(attempts, "pool")
+_parked = rollouts.c.position == PARKED
 _REQUEUE = Statement(
     update(rollouts)
     .where(rollouts.c.id == bindparam("rollout"))
-    .values(state="queued", position=bindparam("head"), not_before=bindparam("earliest"), alone=bindparam("separate"))
+    .values(
+        state="queued",
+        position=case((_parked, PARKED), else_=bindparam("head")),
+        not_before=bindparam("earliest"),
+        alone=bindparam("separate"),
+    )
 )
+_unfinished = update(rollouts).where(rollouts.c.state != "finished")
+_PARK = Statement(_unfinished.where(rollouts.c.run_id == bindparam("run")).values(position=PARKED))
+_UNPARK = Statement(_unfinished.where(rollouts.c.id == bindparam("id"), _parked).values(position=bindparam("position")))
 _SEEN = insert_or_update(workers)
