@@ -101,6 +101,8 @@ class OpenGroup(Struct, frozen=True):
     position: int
     version: int
     """The one that was served when it was requested: all its tokens are of this one or of later ones."""
+    step: int
+    """The one that it is meant for."""
     draw: TaskDraw | None = None
     """None: the task follows from the position."""
 

@@ -173,10 +173,12 @@ class Trainer:
 
 
 async def _cancel(task: asyncio.Task[Any] | None) -> None:
-    """Cancel a task unless it is done, and wait for its end."""
-    if task is not None and not task.done():
+    """Cancel a task unless it is done, and wait for its end; another error ends the run already."""
+    if task is not None:
         task.cancel()
         await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # so that it does not count as unseen
 
 
 def _due(every: int, step: int, last: int) -> bool:

@@ -56,10 +56,25 @@ class FileChecksum(Struct, frozen=True):
     crc32: int
 
 
+class _GroupStep(Struct, frozen=True):
+    step: int = 0
+
+
+class _StepsOfState(Struct, frozen=True):
+    step: int = 0
+    open_groups: tuple[_GroupStep, ...] = ()
+
+
 def read_best_steps(state_file: Path) -> set[int]:
     """Return the steps whose checkpoints a run keeps besides the newest: the best, and one from before a collapse."""
     state = msgspec.json.decode(state_file.read_bytes(), type=dict[str, object])
     return {step for name in ("best_step", "kept_step") if isinstance(step := state.get(name), int)}
+
+
+def read_last_closed_step(state_file: Path) -> int:
+    """Return the last step up to which a run that resumes from a checkpoint needs no rollout of any group."""
+    state = msgspec.json.decode(state_file.read_bytes(), type=_StepsOfState)
+    return min([state.step, *(group.step - 1 for group in state.open_groups)])
 
 
 def read_best_step(state_file: Path) -> int | None:

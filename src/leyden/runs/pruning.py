@@ -13,6 +13,7 @@ from leyden.runs.checkpoint_files import (
     checkpoint_policies,
     checkpoint_steps,
     read_best_steps,
+    read_last_closed_step,
 )
 from leyden.runs.run_folder import RunFolder, folder_size
 from leyden.runs.run_names import own_run
@@ -28,7 +29,7 @@ async def prune_run(path: Path, what: Collection[Prunable] = PRUNABLE, keep: int
     """Free parts of a run that no process uses; returns the freed bytes.
 
     Of each policy's checkpoints the newest `keep` and the best stay. Output and spans of rollouts after the newest
-    checkpoint stay, because a run that resumes trains on these rollouts again.
+    checkpoint stay, and those of its open groups, because a run that resumes trains on these rollouts.
     """
     if keep < 1:
         raise ConfigError("a run resumes from its newest checkpoint: keep at least 1, or delete it (`leyden delete`)")
@@ -40,7 +41,8 @@ async def prune_run(path: Path, what: Collection[Prunable] = PRUNABLE, keep: int
                 _prune_checkpoints(checkpoint_folder(path, policy), found, keep)
         if steps and {"output", "spans"} & {*what} and (path / "leyden.db").exists():
             store = await Store(path / "leyden.db").start()
-            last = min(found[-1] for found in steps.values())  # every policy can resume
+            newest = [checkpoint_folder(path, policy) / f"step-{found[-1]}" for policy, found in steps.items()]
+            last = min(read_last_closed_step(folder / STATE_FILE) for folder in newest)  # every policy can resume
             try:
                 run = own_run(path, await store.read(queries.list_run_ids))
                 if run is not None:

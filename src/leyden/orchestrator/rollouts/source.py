@@ -33,12 +33,12 @@ class GroupSource:
         """Take the next group; `step` is the one that it is meant for, `running` are the tasks of open groups."""
         draw = self._difficulty.draw(self.position, running) if self._difficulty is not None else None
         self.position += 1
-        return self.again(OpenGroup(self.position - 1, version, draw), step)
+        return self.again(OpenGroup(self.position - 1, version, step, draw))
 
-    def again(self, open: OpenGroup, step: int) -> RequestedGroup:
+    def again(self, open: OpenGroup) -> RequestedGroup:
         """Return a group that was taken."""
         task = self.drawn.get(open.draw.task) if open.draw is not None else None
-        spec = GroupSpec(f"train-{open.position}", task or self._tasks.at(open.position), self._size, step=step)
+        spec = GroupSpec(f"train-{open.position}", task or self._tasks.at(open.position), self._size, step=open.step)
         return RequestedGroup(open, spec)
 
     def set_task(self, group: RequestedGroup, task: str) -> None:

@@ -86,7 +86,7 @@ class StepRollouts:
             specs.append(group.spec)
 
         for one in resumed:
-            add(self._source.again(one, step))
+            add(self._source.again(one))
         for _ in range(self._open.room(training.steps - step + 1)):
             meant_for = step + sum(group.teaches for group in groups.values()) // training.tasks_per_step
             running = {group.spec.task.id for group in groups.values()}
