@@ -410,10 +410,12 @@ class Config(_Section, frozen=True):
     agent: str
     """`module:name` or `file.py:name` (a function or a class), a command, or the URL of an HTTP endpoint."""
     tasks: str
-    """A file with one JSON object per line."""
+    """A file with one JSON object per line, an array of them (`.json`), or CSV with a header (`.csv`)."""
     reward: str | None = None
     """A function with any of the parameters `task`, `result`, `episode` and `group`, written as for `agent`; None: the
     number that the agent returns."""
+    drop_duplicates: bool = False
+    """Whether a task that a file has twice is dropped; otherwise it is an error."""
     held_out: str | Whole | Share = 0.1
     """The tasks for evaluation: a file, a number of the tasks, or a fraction of them."""
     test: str | Whole | Share = 0

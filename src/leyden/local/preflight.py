@@ -25,7 +25,8 @@ def check_inputs(
     whether an earlier run can go on.
     """
     if evaluated is not None:
-        counted = f"{len(read_task_file(Path(config.base) / evaluated))} to evaluate"
+        found = read_task_file(Path(config.base) / evaluated, drop_duplicates=config.drop_duplicates)
+        counted = f"{len(found)} to evaluate"
     else:
         tasks = read_tasks(config)
         counted = f"{len(tasks.train)} to train on, {len(tasks.held_out)} held out"

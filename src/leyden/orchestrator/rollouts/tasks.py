@@ -12,10 +12,14 @@ import msgspec
 from msgspec import Struct
 
 from leyden.config import Config, ConfigError
+from leyden.orchestrator.rollouts.task_rows import read_rows
 from leyden.records import ID_RULE, Id, Task
 
 MAX_ID_LENGTH = 120
 """Characters of a task's id: a group of rollouts is named after it."""
+
+_NAMED = 3
+"""Duplicates that an error names."""
 
 
 class Tasks(Struct, frozen=True):
@@ -43,13 +47,13 @@ def _order(seed: int, epoch: int, tasks: int) -> list[int]:
 
 def read_tasks(config: Config) -> Tasks:
     """Read the tasks that a configuration names; a `ConfigError` is one line that says what is wrong."""
-    every = read_task_file(Path(config.base) / config.tasks)
+    every = read_task_file(Path(config.base) / config.tasks, drop_duplicates=config.drop_duplicates)
     _check_normalize_by(config.algorithm.normalize_by, every)
     order = sorted(every, key=lambda task: blake2b(f"{config.seed}/{task.id}".encode()).digest())
     split: dict[str, tuple[Task, ...]] = {}
     for name, chosen in (("held_out", config.held_out), ("test", config.test)):
         if isinstance(chosen, str):
-            split[name] = read_task_file(Path(config.base) / chosen, name)
+            split[name] = read_task_file(Path(config.base) / chosen, name, config.drop_duplicates)
             continue
         number = chosen if isinstance(chosen, int) else round(chosen * len(every))
         if number >= len(order):
@@ -84,29 +88,29 @@ def _content(task_input: dict[str, Any]) -> str:
     return json.dumps({k: v for k, v in task_input.items() if k != "id"}, sort_keys=True, ensure_ascii=False)
 
 
-def read_task_file(path: Path, key: str = "tasks") -> tuple[Task, ...]:
-    """Read a file with one JSON object a line. A task without an `id` gets one from its content.
+def read_task_file(path: Path, key: str = "tasks", drop_duplicates: bool = False) -> tuple[Task, ...]:
+    """Read a file of tasks (`task_rows.py` says which). A task without an `id` gets one from its content.
 
     `key` is the configuration key that names the file, for errors.
     """
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"`{key}`: {path}: {error.strerror}") from error
-    inputs = [(number, _task_input(path, number, line)) for number, line in enumerate(lines, 1) if line.strip()]
-    if not inputs:
+    rows = read_rows(path, key)
+    if not rows:
         raise ConfigError(f"`{key}`: {path} has no tasks: write one JSON object a line")
     seen: dict[str, int] = {}
-    tasks = []
-    for number, task_input in inputs:
+    tasks, repeated = [], []
+    for number, task_input in rows:
         task = _task(path, number, task_input)
         if task.id in seen:
-            raise ConfigError(
-                f"{path}:{number}: the same task as in line {seen[task.id]}, by its `id` or its content: "
-                "remove one, or give them different ids"
-            )
+            repeated.append(f"{number} (as {seen[task.id]})")
+            continue
         seen[task.id] = number
         tasks.append(task)
+    if repeated and not drop_duplicates:
+        more = ", ..." if len(repeated) > _NAMED else ""
+        raise ConfigError(
+            f"{path}: {len(repeated)} of {len(rows)} tasks are there already, by their `id` or content, in line "
+            f"{', '.join(repeated[:_NAMED])}{more}: remove them, give them different ids, or set drop_duplicates=true"
+        )
     return tuple(tasks)
 
 
@@ -122,16 +126,6 @@ def _check_normalize_by(key: str | None, tasks: Sequence[Task]) -> None:
     keys = dict.fromkeys(name for task in tasks for name in task.input)
     if key is not None and key not in keys:
         raise ConfigError(f"`algorithm.normalize_by`: no task has a {key!r}; their keys are {', '.join(keys)}")
-
-
-def _task_input(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        task_input = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}:{number}: this line is not JSON: {error}") from error
-    if not isinstance(task_input, dict):
-        raise ConfigError(f'{path}:{number}: a task is a JSON object, as in {{"question": ...}}')
-    return task_input
 
 
 def _task(path: Path, number: int, task_input: dict[str, Any]) -> Task:
