@@ -84,6 +84,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("GET", RUN + "/events"): SEE,
     ("GET", RUN + "/metrics"): SEE,
     ("POST", RUN + "/metrics"): STEER,
+    ("POST", RUN + "/end"): STEER,
     ("POST", RUN + "/credits"): STEER,
     ("GET", RUN + "/versions"): SEE,
     ("POST", RUN + "/versions"): STEER,
@@ -126,6 +127,18 @@ MAY: dict[tuple[str, str], set[str]] = {
             ("GET", "/models/{model:path}"),
             ("GET", "/{path:path}"),
             ("DELETE", "/{path:path}"),
+        )
+    },
+    **{
+        (method, prefix + base + path): AGENTS | {"pool of another run", "another pool", *OTHER_ATTEMPTS}
+        for prefix in ("", "/role/{role}")
+        for base in ("/v1", "/v1beta")
+        for method, path in (
+            ("POST", "/models/{model:path}:generateContent"),
+            ("POST", "/models/{model:path}:streamGenerateContent"),
+            ("POST", "/models/{model:path}:countTokens"),
+            ("GET", "/models"),
+            ("GET", "/models/{model:path}"),
         )
     },
     ("POST", "/v1/traces"): EVERYBODY - NO_GOOD - VIEWERS - {"viewer of another run", "attempt that ended"},
