@@ -222,7 +222,7 @@ def test_a_run_that_collapses_warns_keeps_its_best_checkpoint_and_tests_that(tmp
     assert (document["result"]["difference"], document["result"]["tasks"]) == (0.5, 3)
     said = leyden(tmp_path, "compare", "small", "small", "--steps", "1", "3").stdout
     assert "small at step 1: reward 1.000 ± 0.000 (6 rollouts)" in said
-    assert "difference -1.000 ± 0.000, in pairs over 3 tasks" in said
+    assert "small at step 3 minus small at step 1: -1.000 ± 0.000, in pairs over 3 tasks" in said
     version = read_state(training.run / "step-1").version
     assert {run.number for call in calls_of_tests(training.run) for run in call.versions} == {
         version

@@ -61,7 +61,7 @@ async def test_a_small_body_that_expands_to_millions_of_objects_is_refused_and_b
                 assert not (await remote.heartbeat("w", HeartbeatRequest((lease.attempt.id,)))).ended
                 await asyncio.sleep(0.05)
             for reply in await refused:
-                assert reply.status in (400, 413) and "more than 250000 values" in await reply.text()
+                assert reply.status in (400, 413) and "more than 250000" in await reply.text()  # values, or bytes
             await remote.enqueue("r", GroupSpec("large", Task("l", {"lists": [[]] * 300_000})))  # with a trusted key
 
 
