@@ -61,7 +61,7 @@ def test_memory_counts_once_however_it_is_held(hold: str) -> None:
 
 
 HIDING = """
-import ctypes, os, signal
+import ctypes, os, signal, time
 from leyden.process.memory_use import exceed
 MB = 1 << 20
 if os.geteuid() == 0:
@@ -74,7 +74,9 @@ if (pid := os.fork()) == 0:
     os.write(writing, b"held")
     signal.pause()
 os.read(reading, 4)
-print(exceed([pid], 64 * MB), exceed([pid], 1 << 60))
+def seen():  # asked again, as a guardian does: what others write and delete meanwhile may hide it for a moment
+    return exceed([pid], 64 * MB) or time.sleep(0.1)
+print(any(seen() for _ in range(300)), exceed([pid], 1 << 60))
 os.kill(pid, signal.SIGKILL)
 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 print(exceed([pid], 0))

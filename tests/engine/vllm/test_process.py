@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from modelserving import eventually
 
 from leyden.engine.protocol import EngineError
 from leyden.engine.vllm import process as vllm_process
@@ -81,7 +82,8 @@ async def test_a_crash_is_recovered_from_until_there_were_too_many(
         assert (server.restarts, sent) == (1, 1) and not any(map(psutil.Process.is_running, family))
         async with control(server.location) as client:
             assert await is_healthy(client)
-        assert "/pause" in (tmp_path / "logs" / "vllm.log").read_text()
+        log = tmp_path / "logs" / "vllm.log"  # to which a thread copies it
+        await eventually(lambda: "/pause" in log.read_text())
         family = processes(server)
         os.kill(family[0].pid, signal.SIGKILL)
         with pytest.raises(EngineError, match=r"vLLM keeps dying: vLLM ended \(status -9\)"):
