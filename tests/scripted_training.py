@@ -146,10 +146,24 @@ class SlowStore(ScriptedStore):
         """By group, the versions that sampled the tokens of its rollouts so far."""
         self._missing: dict[str, list[int]] = {}
         """By group, how many tokens its rollouts still sample."""
+        self._parked: set[str] = set()
+        """Groups that do not run until they are requested again."""
         self.versions = [0]
+
+    def restart(self, version: int) -> None:
+        """Begin to serve a version after a kill: attempts start over when they are requested, if their workers died.
+
+        Those of evaluations do so too if they live.
+        """
+        self.versions = [one for one in self.versions if one <= version]
+        worker_died = self._random.random() < 0.5
+        self._parked = {name for name in self._running if worker_died or name.startswith("eval")}
+        for name in self._parked:
+            self._running[name] = [[] for _ in self._running[name]]
 
     async def enqueue(self, run: str, spec: GroupSpec) -> Group:
         self._check(spec)
+        self._parked.discard(spec.id)
         if spec.id not in self._missing:
             self.journal.write(f"sample {spec.id}")
             heavy = self._random.choice((3, 3, 3, 30))
@@ -173,6 +187,8 @@ class SlowStore(ScriptedStore):
     def tick(self) -> None:
         """Let time pass."""
         for name, rollouts in [*self._running.items()]:
+            if name in self._parked:
+                continue
             for versions, missing in zip(rollouts, self._missing[name], strict=True):
                 if len(versions) < missing and self._random.random() < 0.5:
                     versions.append(self.versions[-1])
@@ -336,6 +352,7 @@ class ScriptedRun:
             for name, count in (("t", 5), ("h", held_out), ("e", test))
         )
         self._tasks = Tasks(train, held, 0, tested)
+        folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._shares, self._sleeps = folder, shares_parameters, sleeps
         self.store = ScriptedStore(script) if random is None else SlowStore(script, random)
         self.checkpoints: dict[int, tuple[TrainerState, str]] = {}

@@ -165,6 +165,18 @@ async def test_an_attempt_that_ran_while_its_group_was_parked_and_requested_agai
     assert await lease(store, 10) == ["g.0.2", "g.1.1"]
 
 
+async def test_attempts_of_an_evaluation_start_over_when_their_run_is_parked(store: Store) -> None:
+    await queue(store, "train")
+    await queue(store, "eval", purpose=Purpose.EVAL)
+    assert set(await lease(store, 2)) == {"train.0.1", "eval.0.1"}
+    await store.park("r")
+    reply = await store.heartbeat("w", ["train.0.1", "eval.0.1"])
+    assert list(reply.expires) == ["train.0.1"] and [one.attempt for one in reply.ended] == ["eval.0.1"]
+    assert await lease(store, 2) == []
+    await queue(store, "eval", purpose=Purpose.EVAL)
+    assert await lease(store, 2) == ["eval.0.2"]
+
+
 async def test_the_same_group_can_be_requested_with_another_priority(store: Store) -> None:
     await queue(store, "g", priority=10, purpose=Purpose.EVAL)
     await queue(store, "g", priority=0, purpose=Purpose.EVAL)

@@ -24,6 +24,7 @@ from leyden.orchestrator.rollouts.difficulty import Difficulty
 from leyden.orchestrator.rollouts.held_out import Evaluations
 from leyden.orchestrator.rollouts.source import GroupSource
 from leyden.orchestrator.rollouts.step_rollouts import StepRollouts
+from leyden.orchestrator.rollouts.taken_groups import TakenGroups
 from leyden.orchestrator.rollouts.tasks import Tasks
 from leyden.orchestrator.saving import Saver
 from leyden.orchestrator.updates import UpdateBuilder
@@ -75,14 +76,18 @@ def build_pipeline(
     difficulty = Difficulty(tasks.train, tasks.seed, size, success, state.task_record) if by_difficulty else None
     source = GroupSource(tasks, size, state.position, difficulty)
     different = len({task.id for task in (*tasks.train, *tasks.held_out)})
-    lines = read_metrics(RunFolder(folder).metrics_file, policy)
+    files = RunFolder(folder)
+    lines = read_metrics(files.metrics_file, policy)
+    taken = TakenGroups(files.groups_file, policy, reports.warn)
     health = Health(config, different, algorithm.position_advice, lines)
     start = checkpoint_folder(folder, policy) / START_FILE
     publications = Publications(training.max_staleness, state.published or (state.version,))
     return Pipeline(
         publications=publications,
         source=source,
-        rollouts=StepRollouts(config, algorithm, source, collector, health, reports, publications, state.open_groups),
+        rollouts=StepRollouts(
+            config, algorithm, source, collector, health, reports, publications, taken, state.open_groups
+        ),
         divergence=Divergence(start, parts.learner, policy, training.steps),
         updates=UpdateBuilder(parts.learner, policy, algorithm, training, publications),
         credits=CreditRecorder(parts.remote, config.run, policy),

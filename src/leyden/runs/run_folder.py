@@ -3,6 +3,7 @@
 runs/calc/config.toml      the whole configuration, including defaults
           leyden.db        the store: every rollout, call and reward
           metrics.jsonl    one line per step
+          groups.jsonl     the groups that each step trains on
           environment.json machine and packages
           curve.png        a plot of the reward
           fingerprint.json digests of the files with code and with tasks
@@ -76,6 +77,11 @@ class RunFolder(Struct, frozen=True):
     def metrics_file(self) -> Path:
         """The metrics of every step."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def groups_file(self) -> Path:
+        """The groups that each step trains on."""
+        return self.path / "groups.jsonl"
 
     @property
     def curve(self) -> Path:
@@ -176,8 +182,9 @@ class RunFolder(Struct, frozen=True):
             return None
         archive = self._archive_path()
         archive.mkdir(mode=0o700)
-        described = (self.metrics_file, self.environment_file, self.fingerprint_file, self.config_file)
-        for file in (*recorded, *(file for file in described if file.exists())):
+        recorded += (self.metrics_file, self.groups_file)
+        described = (self.environment_file, self.fingerprint_file, self.config_file)
+        for file in filter(Path.exists, (*recorded, *described)):
             file.rename(archive / file.name)
         return archive
 

@@ -136,7 +136,7 @@ class Store:
 
     create_run = _writing(runs.create_run)
     enqueue = _writing(queue.enqueue)
-    park = _writing(queue.park)
+    park = _writing(attempts.park)
     cancel_group = _writing(attempts.cancel_group)
     cancel_rollout = _writing(attempts.cancel_rollout)
     heartbeat = _writing(attempts.heartbeat)

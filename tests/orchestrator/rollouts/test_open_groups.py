@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from scripted_training import Crash, ScriptedLearner, ScriptedRun
+from scripted_training import Crash, ScriptedLearner, ScriptedRun, SlowStore
 from smallepisodes import call
 
 from leyden.api.wire import GroupSpec
@@ -37,6 +37,12 @@ class CheckedRun(ScriptedRun):
         self.trained: dict[int, set[str]] = {}
         """By step, the groups that were trained on."""
         self.staleness: list[int] = []
+        self.weights: dict[int, set[str]] = {}
+        """By step, the weights after it; more than one if it was repeated with another result."""
+        self.versions: dict[int, int] = {}
+        """By step, the version that was published after it."""
+        self.limit_changed = False
+        """Whether the limit was changed at a kill: a repeated step may then leave out other tokens."""
         self._step = 0
         settings = {"steps": 6, "group_size": 2, **training}
         super().__init__(
@@ -56,6 +62,7 @@ class CheckedRun(ScriptedRun):
         class Learner(ScriptedLearner):
             async def start_step(self, policy: str, step: int) -> float:
                 run._step = step
+                run.versions[step - 1] = run.store.versions[-1]
                 run.trained[step] = set()
                 return await super().start_step(policy, step)
 
@@ -64,6 +71,10 @@ class CheckedRun(ScriptedRun):
                     run.trained[run._step].add(sample.call.rpartition(".")[0])
                     run._note_staleness(sample.call, sample.token_indices)
                 return await super().accumulate(policy, update)
+
+            async def apply(self, policy: str) -> None:
+                await super().apply(policy)
+                run.weights.setdefault(run._step, set()).add(self.digest)
 
         self.learner = Learner(self.journal, self.checkpoints)
 
@@ -81,8 +92,10 @@ class CheckedRun(ScriptedRun):
             assert kills is not None
             if not await self.killed_at(kills.randrange(2, 150)):
                 break
-            self.with_settings(max_staleness=kills.choice((self.config.training.max_staleness, kills.randint(0, 4))))
-        await self.start()
+            if kills.random() < 0.2:
+                self.limit_changed = True
+                self.with_settings(max_staleness=kills.randint(0, 4))
+        self.versions[6] = (await self.start()).version
 
     async def killed_at(self, entry: int) -> bool:
         """Train until the process is killed, and begin a new one; false if the training ended before."""
@@ -91,8 +104,8 @@ class CheckedRun(ScriptedRun):
             await self.start()
         except Crash:
             saved = max(self.checkpoints, default=0)
-            version = self.checkpoints[saved][0].version if saved else 0
-            self.store.versions = [one for one in self.store.versions if one <= version]
+            assert isinstance(self.store, SlowStore)
+            self.store.restart(self.checkpoints[saved][0].version if saved else 0)
             self.open()
             return True
         self.journal.crash_at = None
@@ -111,11 +124,15 @@ async def check(folder: Path, seed: int, killed: bool) -> CheckedRun:
     still_open = [group.position for group in state.open_groups]
     assert sorted(closed + still_open) == list(range(state.position)), "every group belongs to one step, or is open"
     assert killed or all(len(one.open_groups) <= limit * per_step for one, _ in run.checkpoints.values())
-    if not killed:  # an evaluation is of one version
-        tested = [one for name, found in run.store.sampled.items() if name.startswith("eval") for one in found]
-        versions = {one.rollout.group: {run.number for call in one.calls for run in call.versions} for one in tested}
-        assert {name: len(found) for name, found in versions.items()} == dict.fromkeys(versions, 1)
-        assert len(versions) == 4  # before the first step, and after steps 2, 4 and 6
+    tested = [one for name, found in run.store.sampled.items() if name.startswith("eval") for one in found]
+    evaluated: dict[int, set[int]] = {}
+    for one in tested:
+        versions = {run.number for call in one.calls for run in call.versions}
+        evaluated.setdefault(int(one.rollout.group.split("-")[1]), set()).update(versions)
+    assert {step: len(found) for step, found in evaluated.items()} == dict.fromkeys((0, 2, 4, 6), 1)
+    if not run.limit_changed:  # every version is of the same weights before and after a kill
+        assert all(evaluated[step] == {run.versions[step]} for step in evaluated)
+        assert all(len(found) == 1 for found in run.weights.values())
     for step in range(1, 7):
         assert run.trained[step] <= run.store.credits[step]
         assert len(run.trained[step]) <= per_step

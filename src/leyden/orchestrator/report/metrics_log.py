@@ -5,9 +5,7 @@ repeated.
 """
 
 import asyncio
-import json
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +17,7 @@ from typing import Any
 from leyden.api.client import Remote
 from leyden.background import start_background
 from leyden.episodes import Episode
+from leyden.orchestrator.json_lines import append_line, keep_lines, read_lines
 from leyden.orchestrator.report.labels import by_label
 from leyden.orchestrator.report.sinks import Sink
 from leyden.orchestrator.report.step_report import StepReport
@@ -36,7 +35,8 @@ class MetricsLog:
         self._policy, self._last = policy, step
         self._sending: set[asyncio.Task[Any]] = set()
         self._unwritten: deque[Callable[[], None]] = deque()
-        _remove_after(path, step, policy)
+        # after step 0 all of them, because the first evaluation is repeated
+        keep_lines(path, lambda line: line["policy"] != policy or (step > 0 and line["step"] <= step))
 
     def progress(self, step: int, done: int, total: int, what: str) -> None:
         """Do nothing: metrics are written when a step is done."""
@@ -71,8 +71,8 @@ class MetricsLog:
         The caller repeats a write that a full disk failed, before it writes anything else.
         """
         if not self._unwritten:
-            line = json.dumps({"step": step, "time": time.time(), "policy": self._policy, **metrics})
-            self._unwritten.append(partial(_append, self._path, line))
+            line = {"step": step, "time": time.time(), "policy": self._policy, **metrics}
+            self._unwritten.append(partial(append_line, self._path, line))
             self._unwritten += (partial(sink.write, step, metrics) for sink in self._sinks)
             self._unwritten.append(partial(self._send, step, metrics))
         while self._unwritten:
@@ -84,20 +84,6 @@ class MetricsLog:
         task = start_background(self._remote.record_metrics(self._run, records), "sending metrics to the server")
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
-
-
-def _append(path: Path, line: str) -> None:
-    """Append a line, or nothing if the disk has no room for it."""
-    with path.open("ab", buffering=0) as file:
-        end = file.seek(0, os.SEEK_END)
-        try:
-            data = f"{line}\n".encode()
-            while data:
-                data = data[file.write(data) :]
-            os.fsync(file.fileno())
-        except OSError:
-            file.truncate(end)
-            raise
 
 
 def step_metrics(report: StepReport) -> dict[str, float]:
@@ -183,23 +169,5 @@ def evaluation_metrics(measured: EvaluationResult, split: str = "held_out") -> d
 
 
 def read_metrics(path: Path, policy: str) -> list[dict[str, Any]]:
-    """Read the lines of a policy. A line that a crash cut short is skipped."""
-    return [line for line in _read_lines(path) if line["policy"] == policy]
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue
-    return lines
-
-
-def _remove_after(path: Path, step: int, policy: str) -> None:
-    """Remove a policy's lines after a step; after step 0 all of them, because the first evaluation is repeated."""
-    kept = [line for line in _read_lines(path) if line["policy"] != policy or (step and line["step"] <= step)]
-    temporary = path.with_suffix(".draft")
-    temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-    temporary.replace(path)
+    """Read the lines of a policy."""
+    return [line for line in read_lines(path) if line["policy"] == policy]

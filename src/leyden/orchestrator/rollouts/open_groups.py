@@ -6,7 +6,7 @@ after any step, the groups that must be trained on within the next `j` steps are
 than K publications when it is trained on, and nothing that was sampled is discarded.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct, field
 
@@ -57,11 +57,21 @@ class OpenGroups:
         places = min(self._max_staleness + 1, steps_left) * self._per_step - self._not_replaced
         return places - sum(group.teaches for group in self._all)
 
-    def take(self) -> list[RequestedGroup] | None:
+    def take(self, again: Collection[int] = ()) -> list[RequestedGroup] | None:
         """Remove and return the groups of the next step in their order; None if it must wait.
 
-        Groups that have finished and teach nothing are among them.
+        Groups that have finished and teach nothing are among them. `again` are the positions of those that the step has
+        taken in an earlier process.
         """
+        repeated = [group for group in self._all if group.open.position in again]
+        found = repeated or self._choose()
+        if found is None or any(group.episodes is None for group in found):
+            return None
+        for group in found:
+            del self.groups[group.spec.id]
+        return sorted(found, key=lambda group: group.open.position)
+
+    def _choose(self) -> list[RequestedGroup] | None:
         due = [group for group in self._all if group.teaches]
         finished = [group for group in due if group.episodes is not None]
         taken = finished[: self._per_step]
@@ -69,11 +79,7 @@ class OpenGroups:
             return None
         if len(finished) < len(due) and not self._leaves_enough_places(due, taken):
             return None
-        useless = [group for group in self._all if not group.teaches]
-        found = sorted([*taken, *useless], key=lambda group: group.open.position)
-        for group in found:
-            del self.groups[group.spec.id]
-        return found
+        return [*taken, *(group for group in self._all if not group.teaches)]
 
     @property
     def _all(self) -> Iterable[RequestedGroup]:

@@ -20,6 +20,7 @@ from leyden.orchestrator.rollouts.collector import Gathering, RolloutCollector
 from leyden.orchestrator.rollouts.open_groups import OpenGroups, RequestedGroup
 from leyden.orchestrator.rollouts.signals import reward_automatically
 from leyden.orchestrator.rollouts.source import GroupSource
+from leyden.orchestrator.rollouts.taken_groups import TakenGroups
 from leyden.orchestrator.rollouts.time_split import split_sampling
 
 
@@ -35,13 +36,14 @@ class StepRollouts:
         health: Health,
         reports: Reports,
         publications: Publications,
+        taken: TakenGroups,
         open_groups: Sequence[OpenGroup] = (),
     ) -> None:
         """`open_groups` are those that were requested before the run was resumed."""
         self._config, self._algorithm, self._source = config, algorithm, source
         self._collector, self._health, self._reports = collector, health, reports
         self._publications, self._gathering = publications, Gathering(collector, source.drawn)
-        self._open = OpenGroups(config.training, publications)
+        self._open, self._taken = OpenGroups(config.training, publications), taken
         self._resumed: Sequence[OpenGroup] = open_groups
         self._unchecked: list[Sequence[Episode]] = []
         """Of groups that have finished since failures were last counted."""
@@ -59,13 +61,14 @@ class StepRollouts:
         started, times = time.monotonic(), await self._collector.call_times()
         await self._request(report.step, [*self._resumed])
         self._resumed = ()
-        while (taken := self._open.take()) is None:
+        while (taken := self._open.take(self._taken.of(report.step))) is None:
             for spec, found in await self._gathering.next():
                 await self._finish(self._open.groups[spec.id], found, report.step)
             await self._request(report.step)
             if not self._gathering.waiting or len(self._unchecked) >= self._config.training.tasks_per_step:
                 self._check_streak()
         self._check_streak()
+        await self._taken.add(report.step, [group.open.position for group in taken])
         episodes = [episode for group in taken for episode in group.episodes or ()]
         for group in taken:
             report.accounting.add(group.accounting)
@@ -78,7 +81,7 @@ class StepRollouts:
         return [group.selected for group in taken if group.selected is not None], episodes
 
     async def _request(self, step: int, resumed: Iterable[OpenGroup] = ()) -> None:
-        """Request as many groups as may be open, those of an earlier process first."""
+        """Request as many groups as may be open, those of an earlier process first, and all that the step repeats."""
         training, groups, specs = self._config.training, self._open.groups, list[GroupSpec]()
 
         def add(group: RequestedGroup) -> None:
@@ -87,7 +90,8 @@ class StepRollouts:
 
         for one in resumed:
             add(self._source.again(one))
-        for _ in range(self._open.room(training.steps - step + 1)):
+        repeated = max(self._taken.of(step), default=-1) + 1 - self._source.position
+        for _ in range(max(self._open.room(training.steps - step + 1), repeated)):
             meant_for = step + sum(group.teaches for group in groups.values()) // training.tasks_per_step
             running = {group.spec.task.id for group in groups.values()}
             add(self._source.take(meant_for, self._publications.newest, running))

@@ -7,11 +7,11 @@ from sqlalchemy import bindparam, case, func, select, update
 
 from leyden.api.wire import EndedAttempt, FinishReply, FinishRequest, HeartbeatReply
 from leyden.outcomes import MEANING, RETRY_BACKOFF, Ending, Outcome, Retry
-from leyden.records import EventKind, Rollout
+from leyden.records import EventKind, Purpose, Rollout
 from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.mapping import decode_settings, outcome_from_row, rollout_from_row
-from leyden.store.schema import ACTIVE, attempts, calls, groups, rollouts, runs
+from leyden.store.schema import ACTIVE, PARKED, attempts, calls, groups, rollouts, runs
 from leyden.store.write import scoring
 from leyden.store.write.queue import mark_seen, requeue
 from leyden.store.write.recording import record_rewards
@@ -90,6 +90,16 @@ def release(tx: Transaction, attempt: str, outcome: Outcome) -> None:
     row = _LEASE.first(tx, attempt=attempt)
     if row is not None and row.ended is None:
         _end(tx, _ATTEMPT.first(tx, attempt=attempt, run=row.run_id), outcome, retry=Retry.FREE)
+
+
+def park(tx: Transaction, run: str) -> None:
+    """Lease no rollout of a run until its group is requested again, also none whose running attempt is retried.
+
+    Attempts of evaluations are released: the weights that are served next may be others.
+    """
+    _PARK.run(tx, run=run)
+    for row in _ACTIVE_IN_EVALUATIONS.all(tx, run=run):
+        release(tx, row.id, Outcome(Ending.LOST, "the training was resumed, and its evaluation is made again"))
 
 
 def cancel_group(tx: Transaction, run: str, group: str) -> int:
@@ -192,6 +202,14 @@ _LEASE = Statement(select(attempts).where(_attempt))
 _ATTEMPT = Statement(_with_rollout.where(_attempt, attempts.c.run_id == bindparam("run")))
 _OVERDUE = Statement(_with_rollout.where(ACTIVE, attempts.c.expires <= bindparam("now")))
 _ACTIVE_OF_ROLLOUT = Statement(_with_rollout.where(attempts.c.rollout_id == bindparam("rollout"), ACTIVE))
+_ACTIVE_IN_EVALUATIONS = Statement(
+    _with_rollout.where(ACTIVE, attempts.c.run_id == bindparam("run"), rollouts.c.purpose != str(Purpose.TRAIN))
+)
+_PARK = Statement(
+    update(rollouts)
+    .where(rollouts.c.state != "finished", rollouts.c.run_id == bindparam("run"))
+    .values(position=PARKED)
+)
 _RENEW = Statement(update(attempts).where(_attempt).values(expires=bindparam("until")))
 _RENEW_ALL = Statement(update(attempts).where(ACTIVE).values(expires=bindparam("now") + attempts.c.lease_s))
 _REWARD = Statement(select(attempts.c.reward).where(_attempt))

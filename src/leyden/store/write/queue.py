@@ -113,11 +113,6 @@ def requeue(tx: Transaction, rollout: str, not_before: float, alone: bool) -> No
     _REQUEUE.run(tx, rollout=rollout, head=_head(tx), earliest=not_before, separate=int(alone))
 
 
-def park(tx: Transaction, run: str) -> None:
-    """Lease no rollout of a run until its group is requested again, also none whose running attempt is retried."""
-    _PARK.run(tx, run=run)
-
-
 def mark_seen(tx: Transaction, ids: Iterable[str]) -> None:
     """Record that workers were seen now."""
     _SEEN.run_many(tx, ({"id": id, "seen": tx.now} for id in dict.fromkeys(ids)))
@@ -226,7 +221,9 @@ _REQUEUE = Statement(
         alone=bindparam("separate"),
     )
 )
-_unfinished = update(rollouts).where(rollouts.c.state != "finished")
-_PARK = Statement(_unfinished.where(rollouts.c.run_id == bindparam("run")).values(position=PARKED))
-_UNPARK = Statement(_unfinished.where(rollouts.c.id == bindparam("id"), _parked).values(position=bindparam("position")))
+_UNPARK = Statement(
+    update(rollouts)
+    .where(rollouts.c.state != "finished", rollouts.c.id == bindparam("id"), _parked)
+    .values(position=bindparam("position"))
+)
 _SEEN = insert_or_update(workers)
