@@ -1,12 +1,14 @@
 """Does staleness cost reward? The calculator agent on the bundled model at several limits, with several seeds.
 
     python benchmarks/async_learning.py --limits 0 1 4 --seeds 8 --out results/async_learning
-    python benchmarks/async_learning.py --settings "" training.flat_groups=refill --seeds 3 --out results/refill
+    python benchmarks/async_learning.py --settings training.max_staleness=0 training.flat_groups=refill --seeds 3 \\
+        --out results/refill
 
 Every variant is trained with every seed; the seeds choose tasks and samples. Figures are means over seeds: of the
-reward over all training steps, of the held-out reward after the last step, and of sampled tokens. Differences are to
-the first variant, seed by seed, with 95 % intervals of Student's t. `ratio` is the reward of the last variant over that
-of the first.
+reward over all training steps (`reward`) and over the first tokens, as many as every variant sampled with that seed
+(`by_tokens`), of the held-out reward after the last step, and of sampled tokens. Differences are to the first variant,
+seed by seed, with 95 % intervals of Student's t. `ratio` is the reward of the last variant over that of the first. A
+run that is already in `--runs` is not made again.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import sys
 from pathlib import Path
 from statistics import fmean, stdev
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from reporting import add_out, report_result
 
@@ -24,9 +27,14 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "calc_plain" / "calc.toml"
 T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 11: 2.20, 15: 2.13}
 """Quantiles of Student's t for two-sided intervals, by degrees of freedom."""
 
+FIGURES = ("reward", "by_tokens", "held_out", "tokens", "flat", "staleness", "mean_staleness")
 
-def train(settings: str, seed: int, steps: int) -> dict[str, float]:
-    """Train once; return mean training reward, held-out reward at the end, and sampled tokens."""
+
+Run = dict[str, Any]
+
+
+def train(settings: str, seed: int, steps: int) -> Run:
+    """Train once; return the rewards and sampled tokens of all steps, and the held-out reward at the end."""
     with TemporaryDirectory() as home:
         command = [sys.executable, "-m", "leyden", "train", str(EXAMPLE), f"home={home}", "run=r", f"seed={seed}"]
         command += [f"training.steps={steps}", "evaluation.every=0", f"checkpoints.every={steps}", *settings.split()]
@@ -34,12 +42,27 @@ def train(settings: str, seed: int, steps: int) -> dict[str, float]:
         lines = [json.loads(line) for line in (Path(home) / "r" / "metrics.jsonl").read_text().splitlines()]
     steps_made = [line for line in lines if line["step"] > 0]
     return {
+        "settings": settings,
+        "seed": seed,
+        "steps": steps,
+        "rewards": [round(line["reward/mean"], 4) for line in steps_made],
+        "step_tokens": [line["tokens/sampled"] for line in steps_made],
         "reward": fmean(line["reward/mean"] for line in steps_made),
         "held_out": lines[-1]["held_out/reward"],
         "tokens": sum(line["tokens/sampled"] for line in steps_made),
         "flat": sum(line["groups/flat"] for line in steps_made) / sum(line["groups/requested"] for line in steps_made),
         "staleness": max(line["staleness/max"] for line in steps_made),
+        "mean_staleness": fmean(line["staleness/mean"] for line in steps_made),
     }
+
+
+def reward_by_tokens(run: Run, budget: float) -> float:
+    """Return the mean reward over the first `budget` sampled tokens."""
+    left, total = budget, 0.0
+    for reward, tokens in zip(run["rewards"], run["step_tokens"], strict=True):
+        total += reward * min(tokens, left)
+        left -= min(tokens, left)
+    return total / budget
 
 
 def difference(first: list[float], other: list[float]) -> dict[str, float]:
@@ -56,14 +79,28 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", help="variants: settings, each in one argument")
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument(
+        "--runs", type=Path, metavar="FILE", help="keep every run as a line; those there are not repeated"
+    )
     add_out(parser)
     given = parser.parse_args()
     variants = given.settings or [f"training.max_staleness={limit}" for limit in given.limits or (0, 1, 4)]
-    found: dict[str, list[dict[str, float]]] = {variant: [] for variant in variants}
+    kept = given.runs.read_text().splitlines() if given.runs and given.runs.exists() else []
+    known = {(run["settings"], run["seed"], run["steps"]): run for run in map(json.loads, kept)}
+    found: dict[str, list[Run]] = {variant: [] for variant in variants}
     for seed in range(given.seeds):
         for variant in variants:
-            found[variant].append(train(variant, seed, given.steps))
-            print(seed, variant, {name: round(value, 3) for name, value in found[variant][-1].items()}, flush=True)
+            run = known.get((variant, seed, given.steps))
+            if run is None:
+                run = train(variant, seed, given.steps)
+                if given.runs:
+                    with given.runs.open("a") as file:
+                        file.write(json.dumps(run) + "\n")
+            found[variant].append(run)
+            print(seed, variant, {name: round(run[name], 3) for name in FIGURES if name in run}, flush=True)
+        budget = min(found[variant][-1]["tokens"] for variant in variants)
+        for variant in variants:
+            found[variant][-1]["by_tokens"] = reward_by_tokens(found[variant][-1], budget)
     first = found[variants[0]]
     result = {
         "ratio": round(fmean(one["reward"] for one in found[variants[-1]]) / fmean(one["reward"] for one in first), 3),
@@ -71,16 +108,16 @@ def main() -> None:
         "steps": given.steps,
         "variants": {
             variant or "default": {
-                **{name: round(fmean(run[name] for run in runs), 4) for name in runs[0]},
+                **{name: round(fmean(run[name] for run in runs), 4) for name in FIGURES},
                 "difference": {
                     name: difference([run[name] for run in first], [run[name] for run in runs])
-                    for name in ("reward", "held_out")
+                    for name in ("reward", "by_tokens", "held_out")
                 },
             }
             for variant, runs in found.items()
         },
     }
-    report_result(result, given.out, runs={variant or "default": runs for variant, runs in found.items()})
+    report_result(result, given.out, runs=[run for runs in found.values() for run in runs])
 
 
 if __name__ == "__main__":
