@@ -55,6 +55,12 @@ def test_an_engine_with_too_little_memory_beside_training_sleeps_meanwhile(model
     assert not plan_memory(config(), model, 80 * GIB, training=True, reference=False).engine_sleeps
 
 
+def test_agents_cannot_go_on_beside_an_engine_that_would_sleep(model: PreTrainedModel) -> None:
+    with pytest.raises(ConfigError, match=r"`training.max_staleness`: of 72 GiB .* must sleep .*: set it to 0"):
+        plan_memory(config(max_staleness=1), model, 72 * GIB, training=True, reference=False)
+    assert not plan_memory(config(max_staleness=1), model, 80 * GIB, training=True, reference=False).engine_sleeps
+
+
 def test_the_trainer_may_take_what_the_engine_does_not_have(model: PreTrainedModel) -> None:
     beside = plan_memory(config(memory=0.2), model, 140 * GIB, training=True, reference=False, others=10 * GIB)
     assert beside.trainer_share == pytest.approx(0.8 - 14 / 140)

@@ -73,8 +73,9 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide a device of so many bytes, of which other processes use some.
 
-    vLLM sleeps during training if it would have too little memory beside it, or less than `engine.memory`. With
-    `slots`, the engine is the embedded one with so many requests, which cannot sleep.
+    vLLM sleeps during training if it would have too little memory beside it, or less than `engine.memory`; not beside
+    agents that go on (`training.max_staleness`). With `slots`, the engine is the embedded one with so many requests,
+    which cannot sleep.
     Raises `ConfigError` if it does not fit.
     """
     if others < _CONTEXT_BYTES:  # what this process has outside of torch's allocator counts as another's
@@ -107,6 +108,11 @@ def plan_memory(
             "lower `training.batch_tokens`, set `training.gradient_checkpointing = true` or `training.lora`, "
             + ('take `engine.kind = "torch"`' if slots is None else "lower `engine.slots`")
             + ", or a smaller model"
+        )
+    if sleeps and training and config.training.max_staleness:
+        raise ConfigError(
+            f"`training.max_staleness`: {used}, so the engine must sleep while weights are trained, and agents "
+            "cannot go on: set it to 0, or lower `engine.memory` or `training.batch_tokens`"
         )
     return MemoryPlan(device, needed, activations, engine, engine - weights, others, sleeps)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from leyden.api.client import Remote
-from leyden.config import Config, ConfigError
+from leyden.config import Config
 from leyden.engine.protocol import EngineBackend
 from leyden.learner.protocol import Learner, TrainerState
 from leyden.orchestrator.algorithm.resolve import Algorithm
@@ -65,11 +65,6 @@ def build_pipeline(
 ) -> Pipeline:
     """Connect the stages of a training that starts from a state; `folder` is the run's."""
     training, policy = config.training, config.policy
-    if training.max_staleness and parts.engine.sleeps_while_training:
-        raise ConfigError(
-            f"`training.max_staleness` is {training.max_staleness}, and the engine must sleep while weights are "
-            "trained: both do not fit on the device. Set it to 0, or lower `engine.memory` or `training.batch_tokens`"
-        )
     reports, collector = Reports(parts.observers), RolloutCollector(parts.remote, config.run)
     size, success = training.group_size, config.evaluation.success
     by_difficulty = training.task_order == "by_difficulty"

@@ -10,7 +10,6 @@ from scripted_training import Crash, ScriptedLearner, ScriptedRun, SlowStore
 from smallepisodes import call
 
 from leyden.api.wire import GroupSpec
-from leyden.config import ConfigError
 from leyden.learner.protocol import Update, UpdateMetrics
 from leyden.outcomes import Ending
 from leyden.records import Call
@@ -185,12 +184,6 @@ async def test_a_step_whose_groups_are_all_flat_goes_on_without_an_update(tmp_pa
     run.store.script = lambda spec, index: (1.0, [call(f"{spec.id}.{index}")], Ending.SUCCEEDED)
     await run.finish(None)
     assert not run.staleness and [report.accounting.groups_flat for report in run.observer.reports] == [4] * 6
-
-
-async def test_an_engine_that_sleeps_while_weights_are_trained_refuses_staleness(tmp_path: Path) -> None:
-    run = ScriptedRun(tmp_path, sleeps=True, training={"max_staleness": 1})
-    with pytest.raises(ConfigError, match="the engine must sleep while weights are trained"):
-        await run.start()
 
 
 async def test_tokens_that_are_too_old_are_left_out_and_counted(tmp_path: Path) -> None:
