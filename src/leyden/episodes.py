@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from leyden.outcomes import MEANING
-from leyden.records import Attempt, Call, Reward, RewardKind, Rollout, Span, Task
+from leyden.records import Attempt, Call, Reward, RewardKind, Rollout, Span, Task, rollout_of
 
 
 class Transition(Struct, frozen=True):
@@ -163,10 +163,13 @@ class Episode(Struct, frozen=True, dict=True):
     ) -> str | None:
         """Return why a call is not trained on, or None if it is. `roles` and `policy` of None select all.
 
-        Calls sampled greedily, with truncation or with penalties are excluded unless `allow_biased_sampling`.
+        Calls sampled greedily, with truncation or with penalties are excluded unless `allow_biased_sampling`; those of
+        another rollout, from which this one was continued, always.
         """
         if policy is not None and call.policy != policy:
             return "another policy"
+        if call.origin is not None and rollout_of(call.origin) != self.rollout.id:
+            return "replayed"
         why = call.unusable if allow_biased_sampling else call.untrainable
         if why is None and self._discarded(call):
             return "requested again"

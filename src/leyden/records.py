@@ -133,6 +133,8 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Limit of model calls per rollout, so that a looping policy ends."""
     max_tokens: Limit | None = None
     """Limit of sampled tokens per rollout."""
+    replay: bool = True
+    """Whether a retry, or a rollout with an origin, gets its first answers from the record."""
     routes: dict[str, Name | FixedAnswer] = {}
     """Maps model names, in which `*` stands for any text, to a policy, to `upstream` or to a fixed answer.
 
@@ -197,6 +199,14 @@ class State(StrEnum):
     FINISHED = "finished"
 
 
+class Origin(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where an attempt begins: its first calls are answered as those of an earlier attempt were, from the record."""
+
+    attempt: Id
+    calls: Limit
+    """How many of that attempt's calls, in recorded order; those that were not answered are sampled."""
+
+
 class Rollout(Struct, frozen=True):
     """One requested execution of the agent. It may take several attempts and ends exactly once."""
 
@@ -214,6 +224,15 @@ class Rollout(Struct, frozen=True):
     outcome: Outcome | None = None
     step: Count | None = None
     """The step of the training that requested it."""
+    origin: Origin | None = None
+    """What every attempt of it replays; None: it begins with the task."""
+
+
+class DivergedCall(Struct, frozen=True):
+    """The call at which an attempt asked something else than the record that it replayed; later ones are sampled."""
+
+    number: Limit
+    why: str
 
 
 class Attempt(Struct, frozen=True):
@@ -231,6 +250,9 @@ class Attempt(Struct, frozen=True):
     outcome: Outcome | None = None
     result: Any = None
     """Return value of the agent."""
+    origin: Origin | None = None
+    """What it replays: the origin of its rollout, or an earlier attempt of it that the infrastructure failed."""
+    diverged: DivergedCall | None = None
 
     @property
     def trace_id(self) -> str:
@@ -241,6 +263,11 @@ class Attempt(Struct, frozen=True):
 def trace_id(attempt: str) -> str:
     """Derive the trace id of an attempt from its id, so that neither side needs to look it up."""
     return blake2b(attempt.encode(), digest_size=16).hexdigest()
+
+
+def rollout_of(attempt: str) -> str:
+    """Derive the rollout of an attempt from its id."""
+    return attempt.rpartition(".")[0]
 
 
 class PromptOrigin(StrEnum):
@@ -322,6 +349,8 @@ class Call(Struct, frozen=True, omit_defaults=True):
     ended: Seconds = 0.0
     context_tail: Count = 0
     """Tokens at the end that are context: the one that completes a stop string, where its text extends beyond it."""
+    origin: Id | None = None
+    """The attempt that sampled it, under the same id, if it was replayed from the record."""
     waits: tuple[WaitInterval, ...] = ()
     """When it waited for a slot, new weights or the engine's restart: no part of the rollout's time limit."""
 

@@ -17,6 +17,7 @@ from leyden.records import (
     Group,
     Id,
     Metric,
+    Origin,
     Purpose,
     Real,
     Reward,
@@ -60,6 +61,8 @@ class GroupSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """None: the run's."""
     step: Count | None = None
     """The step of the training that requests the group."""
+    origin: Origin | None = None
+    """What every rollout of the group replays: an attempt of the same run and task; to train on, one to train on."""
 
 
 class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True):

@@ -52,6 +52,9 @@ class RolloutConfig(_Section, frozen=True):
     """The most sampled tokens of a rollout; None: no limit."""
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = defaults.MAX_ATTEMPTS
     """The most attempts if the infrastructure fails; a failure of the agent itself is not retried."""
+    replay: bool = True
+    """Whether a retry gets the answers that were sampled before the failure from the record, so that nothing is
+    sampled twice. The agent's tools run again: switch it off if they must not be given the same arguments again."""
     failure_reward: Real = defaults.FAILURE_REWARD
     """The reward of a rollout whose agent raises or exceeds its time limit."""
     history: Literal["template", "exact"] = "template"

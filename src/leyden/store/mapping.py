@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from leyden.api.wire import ListedRollout
 from leyden.outcomes import Ending, Outcome
@@ -10,7 +11,10 @@ from leyden.records import (
     Attempt,
     Call,
     CallCredit,
+    CallStatus,
+    DivergedCall,
     Group,
+    Origin,
     Purpose,
     Reward,
     Rollout,
@@ -33,9 +37,13 @@ from leyden.store.codec import (
 decode_settings = msgspec.json.Decoder(RunSettings).decode
 decode_span = msgspec.json.Decoder(Span).decode
 decode_reward = msgspec.json.Decoder(Reward).decode
+_decode_origin = msgspec.json.Decoder(Origin).decode
+_decode_diverged = msgspec.json.Decoder(DivergedCall).decode
 
-
-_COLUMNS = ("id", "parent", "kept_ids", "kept_messages", "prompt_ids", "completion_ids", "logprobs")
+_COLUMNS = (
+    *("id", "parent", "kept_ids", "kept_messages", "status", "origin"),
+    *("prompt_ids", "completion_ids", "logprobs"),
+)
 _CallBody = msgspec.defstruct(
     "_CallBody",
     [(each.name, each.type, each.default) for each in msgspec.structs.fields(Call) if each.name not in _COLUMNS],
@@ -46,6 +54,8 @@ _CallBody = msgspec.defstruct(
 """The fields of a call that no query filters by, stored as one JSON document."""
 _BODY_FIELDS = _CallBody.__struct_fields__
 _decode_body = msgspec.json.Decoder(_CallBody).decode
+_OWN_FIELDS = ("role", "span", "started", "ended", "waits")
+"""The fields in which a replayed call may differ from the one that was sampled, if it refers to that."""
 
 
 def run_from_row(row: Any) -> Run:
@@ -77,6 +87,11 @@ def outcome_from_row(row: Any) -> Outcome | None:
     return None if row.ending is None else Outcome(Ending(row.ending), (row.message or b"").decode())
 
 
+def origin_from_row(row: Any) -> Origin | None:
+    """Build what a rollout or an attempt replays."""
+    return None if row.origin is None else _decode_origin(row.origin)
+
+
 def rollout_from_row(row: Any) -> Rollout:
     """Build a rollout."""
     return Rollout(
@@ -93,6 +108,7 @@ def rollout_from_row(row: Any) -> Rollout:
         finished=row.finished,
         outcome=outcome_from_row(row),
         step=row.step,
+        origin=origin_from_row(row),
     )
 
 
@@ -120,12 +136,18 @@ def attempt_from_row(row: Any) -> Attempt:
         ended=row.ended,
         outcome=outcome_from_row(row),
         result=None if row.result is None else decode_json(row.result),
+        origin=origin_from_row(row),
+        diverged=None if row.diverged is None else _decode_diverged(row.diverged),
     )
 
 
-def call_to_row(attempt: str, call: Call, length: int, turns: int) -> dict[str, Any]:
-    """Convert a call; `length` and `turns` are how many tokens and messages a child call can keep."""
-    return {
+def call_to_row(attempt: str, call: Call, length: int, turns: int, sampled: Call | None = None) -> dict[str, Any]:
+    """Convert a call; `length` and `turns` are how many tokens and messages a child call can keep.
+
+    A replayed call is stored without what it has in common with the one that was `sampled`. If it was recorded
+    differently, after other calls say, it is stored whole.
+    """
+    row = {
         "attempt_id": attempt,
         "id": call.id,
         "parent": call.parent,
@@ -133,22 +155,32 @@ def call_to_row(attempt: str, call: Call, length: int, turns: int) -> dict[str, 
         "kept_messages": call.kept_messages,
         "length": length,
         "turns": turns,
-        "sampled": len(call.completion_ids),
+        "sampled": 0 if call.origin else len(call.completion_ids),
+        "status": str(call.status),
+        "origin": call.origin,
         "prompt_ids": pack_ids(call.prompt_ids),
         "completion_ids": pack_ids(call.completion_ids),
         "logprobs": None if call.logprobs is None else pack_floats(call.logprobs),
         "body": encode_json(_CallBody(**{name: getattr(call, name) for name in _BODY_FIELDS})),
     }
+    own = {name: getattr(call, name) for name in _OWN_FIELDS}
+    if sampled is None or replace(sampled, origin=call.origin, **own) != call:
+        return row
+    return row | dict.fromkeys(("prompt_ids", "completion_ids", "logprobs")) | {"body": encode_json(_CallBody(**own))}
 
 
 def call_from_row(row: Any) -> Call:
-    """Build a call."""
+    """Build a call from a row of `WHOLE_CALLS`."""
     body = _decode_body(row.body)
+    if row.origin_body is not None:
+        body = replace(_decode_body(row.origin_body), **{name: getattr(body, name) for name in _OWN_FIELDS})
     return Call(
         id=row.id,
         parent=row.parent,
         kept_ids=row.kept_ids,
         kept_messages=row.kept_messages,
+        status=CallStatus(row.status),
+        origin=row.origin,
         prompt_ids=unpack_ids(row.prompt_ids),
         completion_ids=unpack_ids(row.completion_ids),
         logprobs=None if row.logprobs is None else unpack_floats(row.logprobs),

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     UniqueConstraint,
     and_,
+    func,
     inspect,
     literal_column,
     select,
@@ -26,7 +27,7 @@ from sqlalchemy import (
 
 from leyden.store.errors import StoreUnusable
 
-SCHEMA = 10
+SCHEMA = 11
 """The version of the tables. Every change of them increases it: a store of another version is refused."""
 
 metadata = MetaData()
@@ -68,6 +69,7 @@ groups = Table(
     Column("done", Integer, nullable=False),
     Column("priority", Integer, nullable=False),
     Column("max_attempts", Integer, nullable=False),
+    Column("origin", LargeBinary),
     Column("created", Double, nullable=False),
     Column("finished", Double),
 )
@@ -89,6 +91,7 @@ rollouts = Table(
     Column("max_attempts", Integer, nullable=False),
     Column("not_before", Double, nullable=False, server_default=text("0")),  # when it may be tried again
     Column("alone", Integer, nullable=False, server_default=text("0")),  # its next attempt runs alone in a process
+    Column("origin", LargeBinary),
     Column("created", Double, nullable=False),
     Column("finished", Double),
     Column("ending", String),
@@ -139,6 +142,8 @@ attempts = Table(
     Column("message", LargeBinary),
     Column("result", LargeBinary),
     Column("output", LargeBinary),
+    Column("origin", LargeBinary),
+    Column("diverged", LargeBinary),
     # Totals for `leyden runs`, written once when the attempt ends.
     Column("calls", Integer, nullable=False, default=0),
     Column("tokens", BigInteger, nullable=False, default=0),
@@ -173,13 +178,28 @@ calls = Table(
     Column("kept_messages", Integer, nullable=False),
     Column("length", Integer, nullable=False),  # tokens of the whole prompt and the completion
     Column("turns", Integer, nullable=False),  # messages of the whole prompt and the response
-    Column("sampled", Integer, nullable=False),  # tokens of the completion
-    Column("prompt_ids", LargeBinary, nullable=False),
-    Column("completion_ids", LargeBinary, nullable=False),
+    Column("sampled", Integer, nullable=False),  # tokens of the completion; 0 if it was replayed
+    Column("status", String, nullable=False),
+    Column("origin", String),  # the attempt that sampled it, if it was replayed
+    Column("prompt_ids", LargeBinary),  # if NULL, they and all below are those of the origin's call with this id
+    Column("completion_ids", LargeBinary),
     Column("logprobs", LargeBinary),
     Column("body", LargeBinary, nullable=False),
     UniqueConstraint("attempt_id", "id"),
 )
+_origin = calls.alias()
+WHOLE_CALLS = select(
+    *(column for column in calls.c if column.name not in ("prompt_ids", "completion_ids", "logprobs")),
+    *(
+        func.coalesce(calls.c[name], _origin.c[name]).label(name)
+        for name in ("prompt_ids", "completion_ids", "logprobs")
+    ),
+    _origin.c.body.label("origin_body"),
+).outerjoin(
+    _origin,
+    calls.c.prompt_ids.is_(None) & (_origin.c.attempt_id == calls.c.origin) & (_origin.c.id == calls.c.id),
+)
+"""Calls, those that were replayed with what the origin's call has in common with them."""
 
 spans = Table(
     "spans",

@@ -144,6 +144,7 @@ class Store:
     heartbeat_scoring = _writing(scoring.heartbeat)
     score = _writing(scoring.finish)
     record_calls = _writing(recording.record_calls)
+    record_divergence = _writing(recording.record_divergence)
     record_spans = _writing(recording.record_spans)
     record_rewards = _writing(recording.record_rewards)
     record_credits = _writing(recording.record_credits)

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, func, select
+from sqlalchemy import Connection, Row, Select, Table, func, select
 
 from leyden.api.wire import ListedRollout, RolloutDetail, RolloutPage, RunSummary
 from leyden.episodes import Episode
@@ -26,6 +26,7 @@ from leyden.store.mapping import (
 from leyden.store.schema import (
     ACTIVE,
     QUEUED,
+    WHOLE_CALLS,
     attempts,
     calls,
     credits,
@@ -150,13 +151,15 @@ def get_episode(connection: Connection, run: str, attempt: str) -> Episode:
 
 def response_chain(connection: Connection, run: str, attempt: str, call: str) -> list[Call]:
     """Return a call of an attempt after its ancestors, the oldest first; empty if its response was deleted."""
-    made = select(calls).join(attempts, attempts.c.id == calls.c.attempt_id)
+    made = select(calls.c.id, calls.c.parent).join(attempts, attempts.c.id == calls.c.attempt_id)
     deleted = select(deleted_responses.c.call_id).where(deleted_responses.c.attempt_id == attempt)
     chain = made.where(
         attempts.c.run_id == run, attempts.c.id == attempt, calls.c.id == call, calls.c.id.not_in(deleted)
     ).cte(recursive=True)
-    chain = chain.union_all(select(calls).where(calls.c.attempt_id == attempt, calls.c.id == chain.c.parent))
-    return [call_from_row(row) for row in connection.execute(select(chain).order_by(chain.c.seq))]
+    parents = select(calls.c.id, calls.c.parent).where(calls.c.attempt_id == attempt, calls.c.id == chain.c.parent)
+    chain = chain.union_all(parents)
+    whole = WHOLE_CALLS.where(calls.c.attempt_id == attempt, calls.c.id.in_(select(chain.c.id)))
+    return [call_from_row(row) for row in connection.execute(whole.order_by(calls.c.seq))]
 
 
 def _episodes(connection: Connection, found: Sequence[Row[Any]]) -> list[Episode]:
@@ -164,14 +167,15 @@ def _episodes(connection: Connection, found: Sequence[Row[Any]]) -> list[Episode
     query = _ROLLOUTS_AND_TASKS.where(rollouts.c.id.in_([row.rollout_id for row in found]))
     details = {row.id: row for row in connection.execute(query)}
 
-    def by_attempt(table: Table) -> Mapping[str, Sequence[Row[Any]]]:
+    def by_attempt(table: Table, query: Select[Any]) -> Mapping[str, Sequence[Row[Any]]]:
         rows = defaultdict(list)
-        query = select(table).where(table.c.attempt_id.in_([row.id for row in found])).order_by(table.c.seq)
+        query = query.where(table.c.attempt_id.in_([row.id for row in found])).order_by(table.c.seq)
         for row in connection.execute(query):
             rows[row.attempt_id].append(row)
         return rows
 
-    calls_of, spans_of, rewards_of = by_attempt(calls), by_attempt(spans), by_attempt(rewards)
+    calls_of = by_attempt(calls, WHOLE_CALLS)
+    spans_of, rewards_of = (by_attempt(table, select(table)) for table in (spans, rewards))
     return [
         Episode(
             rollout=rollout_from_row(details[row.rollout_id]),

@@ -16,11 +16,11 @@ from msgspec import Struct
 from sqlalchemy import bindparam, case, func, select, update
 
 from leyden.api.wire import GroupSpec, Lease
-from leyden.records import Attempt, EventKind, Group, Purpose, Task
+from leyden.records import Attempt, EventKind, Group, Origin, Purpose, RunSettings, Task
 from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
-from leyden.store.mapping import decode_settings, group_from_row, task_from_row
-from leyden.store.schema import LEASABLE, PARKED, attempts, groups, rollouts, runs, tasks, workers
+from leyden.store.mapping import decode_settings, group_from_row, origin_from_row, task_from_row
+from leyden.store.schema import LEASABLE, PARKED, attempts, calls, groups, rollouts, runs, tasks, workers
 from leyden.store.write.statements import Statement, insert, insert_new, insert_or_update
 from leyden.store.write.writer import Transaction
 
@@ -41,7 +41,8 @@ def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
         raise NotFound(f"no run {run!r}")
     _put_task(tx, run, spec.task)
     purpose = str(spec.purpose)
-    max_attempts = spec.max_attempts or decode_settings(settings).max_attempts
+    rules = decode_settings(settings)
+    max_attempts = spec.max_attempts or rules.max_attempts
     new = {
         "id": spec.id,
         "run_id": run,
@@ -49,6 +50,7 @@ def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
         "purpose": purpose,
         "size": spec.size,
         "max_attempts": max_attempts,
+        "origin": None if spec.origin is None else encode_json(spec.origin),
     }
     row = _GROUP.first(tx, group=spec.id)
     if row is not None:
@@ -62,6 +64,8 @@ def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
         if queued := _UNPARK.run_many(tx, _positions(tx, run, spec)):
             tx.emit(run, EventKind.GROUP_QUEUED, spec.id, size=queued, purpose=purpose)
         return group_from_row(row)
+    if spec.origin is not None:
+        _check_origin(tx, run, spec, spec.origin, rules)
     _ADD_GROUP.run(tx, **new, priority=spec.priority, done=0, created=tx.now)
     _ADD_ROLLOUT.run_many(
         tx,
@@ -77,6 +81,7 @@ def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
                 "state": "queued",
                 "attempts": 0,
                 "max_attempts": max_attempts,
+                "origin": new["origin"],
                 "created": tx.now,
             }
             for index, queued in enumerate(_positions(tx, run, spec))
@@ -127,6 +132,24 @@ def _put_task(tx: Transaction, run: str, task: Task) -> None:
         raise Conflict(f"task {task.id!r} exists in run {run!r} with another input: give this one another id")
 
 
+def _check_origin(tx: Transaction, run: str, spec: GroupSpec, origin: Origin, settings: RunSettings) -> None:
+    """Raise unless the rollouts of a group may replay this."""
+    row = _ORIGIN.first(tx, attempt=origin.attempt, run=run)
+    if row is None:
+        raise NotFound(f"`origin`: no attempt {origin.attempt!r} in run {run!r}")
+    if not settings.replay:
+        raise Conflict(f"`origin`: run {run!r} replays nothing: start one with `replay` in its [rollout]")
+    if row.task_id != spec.task.id:
+        raise Conflict(f"`origin`: attempt {origin.attempt!r} is of task {row.task_id!r}, not {spec.task.id!r}")
+    if spec.purpose is Purpose.TRAIN and row.purpose != str(Purpose.TRAIN):
+        raise Conflict(
+            f"`origin`: attempt {origin.attempt!r} is of purpose {row.purpose}, and this group is trained on: "
+            "name an attempt of a training rollout"
+        )
+    if row.made < origin.calls:
+        raise Conflict(f"`origin`: attempt {origin.attempt!r} has made {row.made} calls, not {origin.calls}")
+
+
 def _start(tx: Transaction, row: Any, request: LeaseQuery) -> Lease:
     """Start the next attempt of a rollout."""
     settings = decode_settings(row.settings)
@@ -140,6 +163,7 @@ def _start(tx: Transaction, row: Any, request: LeaseQuery) -> Lease:
         pool=request.pool,
         started=tx.now,
         expires=tx.now + settings.lease_s,
+        origin=origin_from_row(row),
     )
     about_rollout = {"purpose": row.purpose, "step": row.step}
     tx.emit(attempt.run, EventKind.ATTEMPT_STARTED, attempt.id, **msgspec.to_builtins(attempt), **about_rollout)
@@ -159,6 +183,7 @@ def _attempt_row(leased: Lease) -> dict[str, Any]:
         "lease_s": leased.lease_s,
         "started": attempt.started,
         "expires": attempt.expires,
+        "origin": None if attempt.origin is None else encode_json(attempt.origin),
         "calls": 0,
         "tokens": 0,
     }
@@ -185,8 +210,14 @@ _TASK_INPUT = Statement(
     select(tasks.c.input).where(tasks.c.run_id == bindparam("run"), tasks.c.id == bindparam("task"))
 )
 _GROUP = Statement(select(groups).where(groups.c.id == bindparam("group")))
-_ADD_GROUP = insert(groups)
-_ADD_ROLLOUT = insert(rollouts, "step")
+_ADD_GROUP = insert(groups, "origin")
+_ADD_ROLLOUT = insert(rollouts, "step", "origin")
+_made = select(func.count()).where(calls.c.attempt_id == attempts.c.id).scalar_subquery()
+_ORIGIN = Statement(
+    select(rollouts.c.task_id, rollouts.c.purpose, _made.label("made"))
+    .join(attempts, attempts.c.rollout_id == rollouts.c.id)
+    .where(attempts.c.id == bindparam("attempt"), attempts.c.run_id == bindparam("run"))
+)
 _HEAD = Statement(select(func.min(rollouts.c.position)).where(LEASABLE))
 _LAST_TO_TRAIN = Statement(
     select(func.max(rollouts.c.position)).where(
@@ -209,7 +240,7 @@ _NEXT_OF_RUN = Statement(_next.where(rollouts.c.run_id == bindparam("run")))
 _LEASE_ROLLOUT = Statement(
     update(rollouts).where(rollouts.c.id == bindparam("rollout")).values(state="running", attempts=bindparam("number"))
 )
-_ADD_ATTEMPT = insert(attempts, "pool")
+_ADD_ATTEMPT = insert(attempts, "pool", "origin")
 _parked = rollouts.c.position == PARKED
 _REQUEUE = Statement(
     update(rollouts)

@@ -12,10 +12,23 @@ from sqlalchemy import ColumnElement, FromClause, bindparam, delete, func, selec
 
 from leyden.episodes import effective
 from leyden.outcomes import Ending
-from leyden.records import FINAL_REWARD_IDS, Call, EventKind, Metric, Reward, RewardKind, Span, StepCredits, Version
+from leyden.records import (
+    FINAL_REWARD_IDS,
+    Call,
+    DivergedCall,
+    EventKind,
+    Metric,
+    Reward,
+    RewardKind,
+    Span,
+    StepCredits,
+    Version,
+)
+from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
-from leyden.store.mapping import call_to_row, credit_to_row, decode_reward, reward_to_row, span_to_row
+from leyden.store.mapping import call_from_row, call_to_row, credit_to_row, decode_reward, reward_to_row, span_to_row
 from leyden.store.schema import (
+    WHOLE_CALLS,
     attempts,
     calls,
     credits,
@@ -36,7 +49,13 @@ def record_calls(tx: Transaction, run: str, attempt: str, new: Sequence[Call]) -
     """Record model calls of an active attempt, parents before children."""
     rollout = require_active(tx, run, attempt)
     _put_roles(tx, run, rollout, (call.role for call in new))
-    return sum(_put_call(tx, attempt, call) for call in new)
+    return sum(_put_call(tx, run, attempt, call) for call in new)
+
+
+def record_divergence(tx: Transaction, run: str, attempt: str, at: DivergedCall) -> None:
+    """Record at which call an attempt left the record that it replayed; the first time counts."""
+    require_active(tx, run, attempt)
+    _SET_DIVERGED.run(tx, attempt=attempt, at=encode_json(at))
 
 
 def record_spans(tx: Transaction, run: str, attempt: str, new: Sequence[Span]) -> int:
@@ -155,7 +174,7 @@ def _put_roles(tx: Transaction, run: str, rollout: str, names: Iterable[str | No
     _ADD_ROLE.run_many(tx, ({"run_id": run, "role": role, "rollout_id": rollout} for role in known))
 
 
-def _put_call(tx: Transaction, attempt: str, call: Call) -> bool:
+def _put_call(tx: Transaction, run: str, attempt: str, call: Call) -> bool:
     length, turns = len(call.prompt_ids) + len(call.completion_ids), len(call.messages) + 1
     if call.parent is not None:
         parent = _length(tx, attempt, call.parent)
@@ -168,7 +187,8 @@ def _put_call(tx: Transaction, attempt: str, call: Call) -> bool:
             if kept > most:
                 raise Conflict(f"call {call.id!r} has {name} = {kept}, but its parent has only {most} to keep")
         length, turns = length + call.kept_ids, turns + call.kept_messages
-    row = call_to_row(attempt, call, length, turns)
+    sampled = _sampled_call(tx, run, call.origin, call.id) if call.origin is not None else None
+    row = call_to_row(attempt, call, length, turns, sampled)
     if _ADD_CALL.run(tx, **row):
         return True
     found = _CALL.first(tx, attempt=attempt, call=call.id)
@@ -176,6 +196,15 @@ def _put_call(tx: Transaction, attempt: str, call: Call) -> bool:
         if getattr(found, name) != value:
             raise Conflict(f"call {call.id!r} was recorded before with another {name}: give this one another id")
     return False
+
+
+def _sampled_call(tx: Transaction, run: str, origin: str, call: str) -> Call:
+    """Return the call that a replayed one repeats."""
+    _require_attempt(tx, run, origin)
+    row = _WHOLE_CALL.first(tx, attempt=origin, call=call)
+    if row is None or row.origin is not None:
+        raise NotFound(f"attempt {origin!r} has sampled no call {call!r} that could be replayed")
+    return call_from_row(row)
 
 
 def _put_reward(tx: Transaction, attempt: str, given: Reward) -> bool:
@@ -218,8 +247,12 @@ _ATTEMPT = Statement(
         _this_attempt, attempts.c.run_id == bindparam("run")
     )
 )
-_ADD_CALL = insert_new(calls, "parent", "logprobs")
+_ADD_CALL = insert_new(calls, "parent", "origin", "prompt_ids", "completion_ids", "logprobs")
 _CALL = Statement(select(calls).where(*_this_call))
+_WHOLE_CALL = Statement(WHOLE_CALLS.where(*_this_call))
+_SET_DIVERGED = Statement(
+    update(attempts).where(_this_attempt, attempts.c.diverged.is_(None)).values(diverged=bindparam("at"))
+)
 _LENGTH = Statement(select(calls.c.length, calls.c.turns).where(*_this_call))
 _LATEST_CALL = Statement(
     select(calls.c.id).where(calls.c.attempt_id == bindparam("attempt")).order_by(calls.c.seq.desc()).limit(1)
