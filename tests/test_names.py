@@ -22,7 +22,7 @@ from leyden.orchestrator.rollouts.call_usage import CallUsage
 ROOT = Path(__file__).parents[1]
 STATIC = ROOT / "src/leyden/server/dashboard/static"
 MODULES = ("records", "outcomes", "api.wire", "api.views", "config.schema")
-DERIVED = {"reward_function", "completion_tokens"}
+DERIVED = {"reward_function", "completion_tokens", "role_routes"}
 """Settings of a run that no key sets: whether there is a `reward`."""
 
 

@@ -142,6 +142,8 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """
     roles: dict[Name, str] = {}
     """Maps roles to a regular expression on the system prompt, for agents that do not name roles themselves."""
+    role_routes: dict[Name, Name] = {}
+    """Maps roles to the policy that answers their calls, or to `upstream`, whatever model they request."""
 
     def __post_init__(self) -> None:
         if self.sampling.biased and not self.allow_biased_sampling:

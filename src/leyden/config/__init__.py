@@ -4,6 +4,7 @@ Imports neither torch nor another package. A `Config` is complete and valid by i
 the agent that it names exist is checked by the code that uses them, before any work starts.
 """
 
+from leyden.config.policies import policy_configs, trained_policies
 from leyden.config.reading import ConfigError, document_to_toml, override, read_config, read_file, to_toml
 from leyden.config.schema import (
     AdapterConfig,
@@ -12,6 +13,7 @@ from leyden.config.schema import (
     Config,
     EngineConfig,
     Hyperparameters,
+    PolicyConfig,
     TrainingConfig,
 )
 
@@ -23,10 +25,13 @@ __all__ = [
     "ConfigError",
     "EngineConfig",
     "Hyperparameters",
+    "PolicyConfig",
     "TrainingConfig",
     "document_to_toml",
     "override",
+    "policy_configs",
     "read_config",
     "read_file",
     "to_toml",
+    "trained_policies",
 ]

@@ -84,7 +84,7 @@ def override(document: Document, settings: Iterable[str]) -> Document:
 def read_config(document: Mapping[str, Any]) -> Config:
     """Convert a document into a configuration."""
     try:
-        return msgspec.convert(_listed(document), Config, str_keys=True)
+        return msgspec.convert(_inherited(_listed(document)), Config, str_keys=True)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error)).replace("[...]", ".NAME")) from error
 
@@ -132,8 +132,29 @@ def _listed(document: Mapping[str, Any], section: type[Struct] = Config) -> Docu
             found[entry.name] = [value]
         elif isinstance(value, Mapping):
             inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Struct)), None)
-            found[entry.name] = _listed(value, inner) if inner is not None else value
+            if inner is None:
+                continue
+            if get_origin(entry.type) is dict:
+                found[entry.name] = {
+                    name: _listed(one, inner) if isinstance(one, Mapping) else one for name, one in value.items()
+                }
+            else:
+                found[entry.name] = _listed(value, inner)
     return found
+
+
+def _inherited(document: Document) -> Document:
+    """Return the document with all keys of `algorithm` in the policies that have some of their own."""
+    common, policies = document.get("algorithm"), document.get("policies")
+    if not isinstance(common, Mapping) or not isinstance(policies, Mapping):
+        return document
+    found = {
+        name: {**policy, "algorithm": {**common, **policy["algorithm"]}}
+        if isinstance(policy, Mapping) and isinstance(policy.get("algorithm"), Mapping)
+        else policy
+        for name, policy in policies.items()
+    }
+    return {**document, "policies": found}
 
 
 def _explain(message: str) -> str:

@@ -402,6 +402,34 @@ class ServerConfig(_Section, frozen=True):
     """The most requests that one rollout may have at the same time; more get a 429."""
 
 
+class PolicyConfig(_Section, frozen=True):
+    """One of several policies of a run: its weights, how they are trained, and whose calls it answers."""
+
+    model: str | None = None
+    """As `model` of the run; None: the same."""
+    trained: bool = True
+    """Whether it learns. Otherwise it stays as it is: a frozen copy, or an opponent."""
+    upstream: bool = False
+    """Whether `upstream.url` answers its calls in place of a model of the run, such as those of a judge."""
+    models: tuple[str, ...] = ()
+    """The model names that agents request of it; `*` stands for any text."""
+    roles: tuple[Name, ...] = ()
+    """The roles whose calls it answers, whatever model they request. A role must be known when a call is made: the call
+    names it in its header or URL, or a rule of `roles` finds it. Without `models` and `roles` it answers all others."""
+    rewards: tuple[Name, ...] = ()
+    """Names of final rewards that count only for the policies that list them; all others count for every policy."""
+    learning_rate: Positive | None = None
+    """None: `training.learning_rate`, or the default for its model."""
+    lora: AdapterConfig | bool | None = None
+    """Train LoRA adapters; false: train all weights; None: as `training.lora`."""
+    algorithm: AlgorithmConfig | None = None
+    """Keys of `algorithm` that are different for this policy."""
+
+    def __post_init__(self) -> None:
+        if self.upstream and self.model is not None:
+            raise ValueError("a policy has a `model`, or `upstream = true`: leave one of them out")
+
+
 Sink = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
@@ -429,6 +457,8 @@ class Config(_Section, frozen=True):
     """`spark` (the bundled model), a folder, or a name on the Hugging Face Hub."""
     policy: PolicyName = DEFAULT_POLICY
     """The name of the policy that is trained: of its calls in the record, its checkpoints and its metrics."""
+    policies: dict[PolicyName, PolicyConfig] = {}
+    """By name, policies with weights of their own, in place of `policy`."""
     seed: Whole = 0
     base: str = "."
     """The folder that files and modules are relative to; default: the folder of the configuration file."""
@@ -451,14 +481,13 @@ class Config(_Section, frozen=True):
     services: dict[str, ServiceConfig] = {}
     """By name, services that a worker starts once and that one rollout uses at a time."""
     routes: dict[str, Name | FixedAnswer] = {}
-    """By model name, the name of the policy, `upstream` or `{answer = "..."}`; empty: the policy serves every name."""
+    """By model name, the name of a policy, `upstream` or `{answer = "..."}`; empty: the policy serves every name."""
     roles: dict[Name, str] = {}
     """By role, a regular expression for the system prompt of its calls; for agents that cannot set roles."""
     upstream: UpstreamConfig = field(default_factory=UpstreamConfig)
 
     def __post_init__(self) -> None:
-        if self.policy in _RESERVED_POLICIES:
-            raise ValueError(f"`policy` cannot be {self.policy!r}, which names calls that no policy answers")
+        self._check_policies()
         if self.deterministic and self.training.max_staleness:
             raise ValueError(
                 "`training.max_staleness` is above 0, so what a step trains on depends on time, and `deterministic` is "
@@ -468,10 +497,10 @@ class Config(_Section, frozen=True):
             if not name.isidentifier() or name in RESERVED:
                 raise ValueError(f"`services.{name}` cannot be the name of a parameter: choose another name")
         for model, server in self.routes.items():
-            if not isinstance(server, FixedAnswer) and server not in (self.policy, "upstream"):
-                raise ValueError(
-                    f'`routes`: {model!r} is served by {server!r}: write {self.policy}, upstream or {{answer = "..."}}'
-                )
+            names = tuple(self.policies) or (self.policy,)
+            if not isinstance(server, FixedAnswer) and server not in (*names, "upstream"):
+                written = ", ".join((*names, 'upstream or {answer = "..."}'))
+                raise ValueError(f"`routes`: {model!r} is served by {server!r}: write {written}")
             if server == "upstream" and self.upstream.url is None:
                 raise ValueError(f"`routes`: {model!r} is served upstream: set `upstream.url`")
         for role, rule in self.roles.items():
@@ -510,4 +539,39 @@ class Config(_Section, frozen=True):
             raise ValueError(
                 f"`training.updates_per_step` is {training.updates_per_step}, more than `training.tasks_per_step` "
                 f"({training.tasks_per_step}), and a group is not divided: lower it, or raise `training.tasks_per_step`"
+            )
+
+    def _check_policies(self) -> None:
+        """Refuse policies that answer the same calls, or that cannot be trained together."""
+        for name in (self.policy, *self.policies):
+            if name in _RESERVED_POLICIES:
+                raise ValueError(f"a policy cannot be named {name!r}, which names calls that no policy answers")
+        if not self.policies:
+            return
+        if self.policy != DEFAULT_POLICY:
+            raise ValueError("`policy` names the only policy, and `policies` names several: leave one of them out")
+        by_call = {("models", name): name for name in self.policies}
+        for name, policy in self.policies.items():
+            if policy.upstream and self.upstream.url is None:
+                raise ValueError(f"`policies.{name}.upstream` is set: set `upstream.url` too")
+            calls = [(key, one) for key in ("models", "roles") for one in getattr(policy, key)] or [("models", "*")]
+            for call in calls:
+                other = by_call.setdefault(call, name)
+                if other != name:
+                    which = f"`{call[0]}` with {call[1]!r}" if call[1] != "*" else "every other call"
+                    raise ValueError(
+                        f"`policies.{name}` and `policies.{other}` answer the same calls ({which}): "
+                        "give each its own `models` or `roles`"
+                    )
+                if call[0] == "models" and self.routes.get(call[1], name) != name:
+                    raise ValueError(
+                        f"`policies.{name}` has the model {call[1]!r}, and so has `routes`: leave one of them out"
+                    )
+        trained = [name for name, policy in self.policies.items() if policy.trained and not policy.upstream]
+        if not trained:
+            raise ValueError("`policies` has none to train: set `trained = true` for one of them")
+        if len(trained) > 1 and self.checkpoints.keep < 2:
+            raise ValueError(
+                "`checkpoints.keep` is 1, and several policies are saved one after the other: set it to 2 or more, so "
+                "that there is always a step that all of them have"
             )

@@ -21,6 +21,7 @@ from leyden.client.isolation.running import choose_mode
 from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.worker import isolation_request
 from leyden.config import Config
+from leyden.config.policies import policy_routes, role_routes
 from leyden.engine.protocol import EngineBackend
 from leyden.learner.policy import Policy
 from leyden.local.engine import running_engine
@@ -177,6 +178,7 @@ def run_settings(config: Config) -> RunSettings:
         completion_tokens=by_step,
         reward_function=config.reward is not None,
         allow_biased_sampling=config.training.allow_biased_sampling,
-        routes=config.routes,
+        routes=policy_routes(config),
         roles=config.roles,
+        role_routes=role_routes(config),
     )

@@ -99,11 +99,11 @@ class Gateway:
         started = time.perf_counter()
         await self._pacer.turn()
         attempt = await self._calls_by(caller)
-        target = self._route(request.model, attempt.settings)
+        caller = replace(caller, role=_role(caller, request, attempt.settings))
+        target = self._route(request.model, attempt.settings, caller.role)
         self._tell_ignored(caller, request.ignored)
         if any(LEFT_OUT in message for message in request.messages):
             self._tell_ignored(caller, ("pictures or files in tools' results",))
-        caller = replace(caller, role=caller.role or role_by_prompt(request.messages, attempt.settings.roles))
         if isinstance(target, ServedModel):
             answering = self._generate(target, attempt, caller, request)
         else:
@@ -205,7 +205,7 @@ class Gateway:
     async def count_tokens(self, caller: Caller, request: GenerationRequest) -> int:
         """Return the number of tokens in the prompt of a call."""
         attempt = await self._calls_by(caller)
-        target = self._route(request.model, attempt.settings)
+        target = self._route(request.model, attempt.settings, _role(caller, request, attempt.settings))
         if not isinstance(target, ServedModel):
             message = f"{request.model!r} is not served by a policy: its tokens cannot be counted here"
             raise GatewayError(ErrorKind.NO_MODEL, message, "model")
@@ -242,16 +242,20 @@ class Gateway:
         return list(dict.fromkeys([*self.models, *routes, *others]))
 
     async def serves(self, model: str, run: str | None) -> bool:
-        """Return whether a call of a run for this model name would be answered."""
+        """Return whether a call of a run for this model name would be answered, in a role that it may have."""
+        settings = await self._settings_of(run) if run is not None else RunSettings()
+        if settings.role_routes:
+            return True
         try:
-            self._route(model, await self._settings_of(run) if run is not None else RunSettings())
+            self._route(model, settings)
         except GatewayError:
             return False
         return True
 
-    def _route(self, model: str, settings: RunSettings) -> ServedModel | AnswerSource:
-        """Find what serves a name: the run's route, else the policy of that name, the only policy, or the upstream."""
-        target = route_target(model, settings.routes)
+    def _route(self, model: str, settings: RunSettings, role: str | None = None) -> ServedModel | AnswerSource:
+        """Find what serves a call: by the route of its role or its name, the policy of that name, the only one, or the
+        upstream."""
+        target = settings.role_routes.get(role or "") or route_target(model, settings.routes)
         if isinstance(target, FixedAnswer):
             return FixedAnswerSource(target.answer)
         name = model if target is None else target
@@ -261,9 +265,14 @@ class Gateway:
             return self.upstream
         if len(self.models) == 1 and not settings.routes:
             return next(iter(self.models.values()))
-        raise GatewayError(
-            ErrorKind.NO_MODEL, f"no model {model!r} is served here: name it in the run's routes", "model"
-        )
+        message = f"no model {model!r} is served here: name it in the run's routes"
+        if settings.role_routes:
+            named = f"role {role!r} has no policy" if role else "the call has no role"
+            message += (
+                f", or route its role ({named}; name it in `x-leyden-role` or in the URL, or write a rule for its "
+                "system prompt in `[roles]`: the role of a span is known only after the call)"
+            )
+        raise GatewayError(ErrorKind.NO_MODEL, message, "model")
 
     def _tell_ignored(self, caller: Caller, names: Sequence[str]) -> None:
         """Say once for each run what its calls request that has no effect."""
@@ -302,6 +311,10 @@ class Gateway:
         settings = settings.at(step if purpose is Purpose.TRAIN else None)
         calls = AttemptCalls(attempt, purpose, settings, self.times[attempt.run], episode)
         return self._attempts.setdefault(attempt.id, calls)
+
+
+def _role(caller: Caller, request: GenerationRequest, settings: RunSettings) -> str | None:
+    return caller.role or role_by_prompt(request.messages, settings.roles)
 
 
 def _with_reasoning(model: ServedModel, settings: RunSettings, request: GenerationRequest) -> ServedModel:
