@@ -173,9 +173,10 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
         policy.clock = checkpoints.clock = clock
         metrics = MetricsLog(folder / "metrics.jsonl", config.policy, 0, stack.remote, config.run, ())
         with LocalLearner({config.policy: trained}) as learner:
-            parts = RunParts(stack.remote, stack.engine, learner, (metrics, clock))
-            pipeline = build_pipeline(config, algorithm_of(config), tasks, parts, TrainerState(), folder)
-            await stack.run(Trainer(config, pipeline, TrainerState()).run(asyncio.Event()))
+            name, states = config.policy, {config.policy: TrainerState()}
+            parts = RunParts(stack.remote, {name: stack.engine}, learner, (metrics, clock))
+            pipeline = build_pipeline(config, {name: algorithm_of(config)}, tasks, parts, states, folder)
+            await stack.run(Trainer(config, pipeline, states).run(asyncio.Event()))
         await metrics.close()
         prompt_tokens = await count_prompts(stack, config)
     return {

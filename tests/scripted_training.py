@@ -372,10 +372,11 @@ class ScriptedRun:
         state = await self.learner.restore(self.config.policy)
         backend: Any = ScriptedBackend(self.journal, self._shares, self._sleeps)
         store: Any = self.store
-        parts = RunParts(store, backend, self.learner, (self.observer,))
-        algorithm = algorithm_of(self.config)
-        pipeline = build_pipeline(self.config, algorithm, self._tasks, parts, state, self._folder)
-        return await Trainer(self.config, pipeline, state).run(self.stop)
+        name = self.config.policy
+        parts = RunParts(store, {name: backend}, self.learner, (self.observer,))
+        algorithms = {name: algorithm_of(self.config)}
+        pipeline = build_pipeline(self.config, algorithms, self._tasks, parts, {name: state}, self._folder)
+        return (await Trainer(self.config, pipeline, {name: state}).run(self.stop))[name]
 
     def with_settings(self, **training: Any) -> None:
         """Change the configuration for the next start."""

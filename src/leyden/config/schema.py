@@ -217,6 +217,8 @@ class TrainingConfig(_Section, frozen=True):
     task_order: Literal["shuffled", "by_difficulty"] = "shuffled"
     """`shuffled`: every task once, in a random order, then again in another; `by_difficulty`: tasks are drawn by the
     chance that their rewards differ, as their recent rollouts let expect."""
+    alternate: Whole = 0
+    """If `policies` trains several: the steps of one policy before it is the next one's turn; 0: all in each step."""
     max_staleness: Whole = 0
     """How many publications may come between sampling a token and training on it. 0: agents wait while weights are
     trained; 1 or more: they go on, and the correction accounts for the difference."""

@@ -24,6 +24,8 @@ def check_inputs(
     `evaluated` is a file whose tasks are all evaluated; `model` replaces the configuration's. `resuming` checks last
     whether an earlier run can go on.
     """
+    if config.policies:
+        raise ConfigError("`policies`: one policy can be trained so far: name it by `policy`")
     if evaluated is not None:
         found = read_task_file(Path(config.base) / evaluated, drop_duplicates=config.drop_duplicates)
         counted = f"{len(found)} to evaluate"

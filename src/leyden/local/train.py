@@ -231,11 +231,16 @@ async def _train(
         display = ConsoleReport(stderr_console(), config.training.steps, reward, error)
         if any(line["step"] == config.training.steps and "test/reward" in line for line in lines):
             tasks = replace(tasks, test=())  # they are measured once
-        parts = RunParts(stack.remote, stack.engine, learner, (metrics, display), stack.server.starting_held)
-        trainer = Trainer(config, build_pipeline(config, algorithm, tasks, parts, state, folder.path), state)
+        name = config.policy
+        held = stack.server.starting_held
+        parts = RunParts(
+            stack.remote, {name: stack.engine}, learner, (display,), {name: metrics}, lambda policy: held()
+        )
+        pipeline = build_pipeline(config, {name: algorithm}, tasks, parts, {name: state}, folder.path)
+        trainer = Trainer(config, pipeline, {name: state})
         try:
             with _interruptible(on_second_interrupt, lambda: trainer.waits_for_evaluation) as stop:
-                state = await stack.run(trainer.run(stop))
+                state = (await stack.run(trainer.run(stop)))[name]
                 if state.step >= config.training.steps:
                     await stack.remote.end_run(config.run)
         finally:

@@ -1,4 +1,4 @@
-"""The training loop: collects the rollouts of a step, updates the policy, evaluates and saves checkpoints.
+"""The training loop: collects the rollouts of a step, updates the policies, evaluates and saves checkpoints.
 
 With `training.max_staleness` above 0 agents go on meanwhile, and a step is evaluated and saved while the next one is
 collected and its gradient computed: weights change when the evaluation is done, so it is of one version.
@@ -6,7 +6,7 @@ collected and its gradient computed: weights change when the evaluation is done,
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,19 +14,25 @@ from msgspec.structs import replace
 from leyden.config import Config
 from leyden.learner.errors import TrainingError
 from leyden.learner.protocol import TrainerState
-from leyden.orchestrator.credit.samples import StepAccounting
 from leyden.orchestrator.health.nothing_to_learn import nothing_to_learn
 from leyden.orchestrator.pipeline import Pipeline
+from leyden.orchestrator.policy_stages import PolicyStages
 from leyden.orchestrator.report.step_report import StepReport
 from leyden.orchestrator.report.time_left import TimeLeft
 
+Reports = Mapping[str, StepReport]
+States = Mapping[str, TrainerState]
+"""By policy."""
+
 
 class Trainer:
-    """Trains the policy of one run."""
+    """Trains the policies of one run."""
 
-    def __init__(self, config: Config, pipeline: Pipeline, state: TrainerState) -> None:
-        """`state` is that after the last step that was trained."""
-        self._config, self._parts, self._trained = config, pipeline, state
+    def __init__(self, config: Config, pipeline: Pipeline, states: States) -> None:
+        """`states` are those of the policies after the last step that was trained."""
+        self._config, self._parts, self._trained = config, pipeline, states
+        self._step = next(iter(states.values())).step
+        """The last one that was trained."""
         self._time_left = TimeLeft(config.training.time_limit_s)
         self._last = config.training.steps
         self._closing: asyncio.Task[None] | None = None
@@ -34,88 +40,102 @@ class Trainer:
         self.waits_for_evaluation = False
         """Whether `stop` is followed at once, because nothing is to be saved."""
 
-    async def run(self, stop: asyncio.Event) -> TrainerState:
+    async def run(self, stop: asyncio.Event) -> dict[str, TrainerState]:
         """Train until the last step, or until `stop` is set; the current step is finished and saved.
 
-        An evaluation before the first step or after the last one is abandoned.
+        An evaluation before the first step or after the last one is abandoned. Returns the states of the policies.
         """
         parts = self._parts
-        if self._trained.step == 0:
+        if self._step == 0:
             await self._unless_stopped(stop, parts.evaluations.measure(0))
         self._time_left.start()
         try:
-            while self._trained.step < self._last and not stop.is_set():
-                report = await self._beside_closing(self._train(self._trained.step + 1))
+            while self._step < self._last and not stop.is_set():
+                reports = await self._beside_closing(self._train(self._step + 1))
                 if self._time_left.is_over:
-                    self._last = report.step
+                    self._last = self._step
                 await self._closed()
-                self._closing = asyncio.create_task(self._close(report, self._trained, stop))
+                self._closing = asyncio.create_task(self._close(self._step, reports, self._trained, stop))
                 if not self._config.training.max_staleness:
                     await self._closed()
             await self._closed()
-            if stop.is_set() and (parts.saver.newest or 0) != self._trained.step:
-                await parts.saver.save(self._state(self._trained))
-            await parts.saver.finish()
+            if stop.is_set() and (parts.policies[0].saver.newest or 0) != self._step:
+                await self._save(self._trained)
+            for one in parts.policies:
+                await one.saver.finish()
         finally:
             await _cancel(self._closing)
-            parts.saver.cancel()
-        if self._trained.step == self._last and parts.evaluations.has_test:
+            for one in parts.policies:
+                one.saver.cancel()
+        if self._step == self._last and parts.evaluations.has_test:
             await self._unless_stopped(stop, self._evaluate_best())
-        return self._state(self._trained)
+        return {one.name: self._state(self._trained[one.name], one) for one in parts.policies}
 
-    async def _train(self, step: int) -> StepReport:
-        """Make a step. Only its last update is published."""
-        parts, policy, started = self._parts, self._config.policy, time.monotonic()
-        overlaps = self._config.training.max_staleness > 0
-        report = StepReport(step, [], StepAccounting(), started=time.time(), overlaps=overlaps)
-        groups, episodes = await parts.rollouts.collect(report)
-        if not groups and not report.accounting.groups_flat:
-            await parts.credits.record(step, report.accounting)
-            raise TrainingError(nothing_to_learn(step, report.accounting, episodes))
-        report.learning_rate = await parts.learner.start_step(policy, step)
-        await parts.publisher.make_room()
-        report.kl_start = await parts.divergence.measure(groups, step, moved=parts.publisher.version > 0)
-        updates = await parts.updates.prepare(groups, report.accounting)
-        await parts.credits.record(step, report.accounting)
-        for update in updates:
-            report.metrics.append(await parts.learner.accumulate(policy, update))
-            waiting = time.monotonic()
-            await self._closed()
-            report.waiting_s += time.monotonic() - waiting
-            await parts.publisher.update()
-        if updates or parts.publisher.must_publish:
-            report.publication = await parts.publisher.publish()
-        others = report.sampling_s + report.waiting_s + report.publishing_s
-        report.training_s = time.monotonic() - started - others
-        self._trained = TrainerState(
+    async def _train(self, step: int) -> Reports:
+        """Make a step. Of each policy only the last update is published."""
+        parts = self._parts
+        reports = {one.name: one.new_report(step) for one in parts.policies}
+        groups, episodes = await parts.rollouts.collect(reports)
+        for one in parts.policies:
+            one.add_episodes(reports[one.name], episodes)
+        if not any(groups.values()) and not any(report.accounting.groups_flat for report in reports.values()):
+            for one in parts.policies:
+                await one.credits.record(step, reports[one.name].accounting)
+            raise TrainingError(nothing_to_learn(step, reports[parts.policies[0].name].accounting, episodes))
+        for one in parts.policies:
+            if one in self._turn(step):
+                await one.train(reports[one.name], groups[one.name], self._closed)
+            else:
+                await one.skip(reports[one.name], groups[one.name])
+        if len(parts.policies) > 1:
+            parts.publications.add(step)
+        run = TrainerState(
             step=step,
-            policy=policy,
             position=parts.source.position,
-            version=parts.publisher.version,
-            published=parts.publications.versions,
             open_groups=parts.rollouts.open_groups,
             task_record=parts.source.record,
         )
-        return report
+        self._trained, self._step = {one.name: one.state(run) for one in parts.policies}, step
+        return reports
 
-    async def _close(self, report: StepReport, trained: TrainerState, stop: asyncio.Event) -> None:
+    def _turn(self, step: int) -> tuple[PolicyStages, ...]:
+        """Return the policies that are trained in a step: all, or the one whose turn it is."""
+        every, policies = self._config.training.alternate, self._parts.policies
+        return policies if not every else (policies[(step - 1) // every % len(policies)],)
+
+    async def _close(self, step: int, reports: Reports, trained: States, stop: asyncio.Event) -> None:
         """Evaluate, report and save a step whose weights are published."""
         config, parts = self._config, self._parts
-        parts.saver.check()
-        if _due(config.evaluation.every, report.step, self._last):
+        held_out = None
+        for one in parts.policies:
+            one.saver.check()
+        if _due(config.evaluation.every, step, self._last):
             started = time.monotonic()
-            report.held_out = await parts.evaluations.measure(report.step)
-            report.evaluation_s = time.monotonic() - started
+            held_out = await parts.evaluations.measure(step)
+            for report in reports.values():
+                report.held_out, report.evaluation_s = held_out, time.monotonic() - started
         # before the checkpoint, so that every saved step has been reported
-        await parts.reports.step(report, self._time_left.end_step(self._last - report.step))
-        for message in parts.health.find_collapse(report):
-            kept = parts.saver.keep_best(parts.evaluations.best_step)
-            parts.reports.warn(f"step {report.step}: {message}. {kept}.")
-        for message in parts.health.find_warnings(report):
-            parts.reports.warn(message)
-        best = parts.evaluations.best_step == report.step
-        if best or stop.is_set() or _due(config.checkpoints.every, report.step, self._last):
-            await parts.saver.save(self._state(trained))
+        left_s = self._time_left.end_step(self._last - step)
+        for one in parts.policies:
+            await one.reports.step(reports[one.name], left_s)
+        collapsed = [(one.label, one.health.find_collapse(reports[one.name])) for one in parts.policies]
+        for label, message in (*collapsed, ("", parts.health.find_collapse(step, held_out))):
+            if message is not None:
+                kept, *_ = [one.saver.keep_best(parts.evaluations.best_step) for one in parts.policies]
+                parts.reports.warn(f"step {step}: {label}{message}. {kept}.")
+        for one in parts.policies:
+            for warning in one.health.find_warnings(reports[one.name]):
+                parts.reports.warn(f"step {step}: {one.label}{warning}.")
+        best = parts.evaluations.best_step == step
+        if best or stop.is_set() or _due(config.checkpoints.every, step, self._last):
+            await self._save(trained)
+
+    async def _save(self, trained: States) -> None:
+        """Save a step of all policies, when all have the one before: there is always one that all of them have."""
+        for one in self._parts.policies:
+            await one.saver.finish()
+        for one in self._parts.policies:
+            await one.saver.save(self._state(trained[one.name], one))
 
     async def _closed(self) -> None:
         """Wait until the step before is evaluated, reported and saved."""
@@ -124,7 +144,7 @@ class Trainer:
             self._closing = None
             closing.result()
 
-    async def _beside_closing(self, train: Coroutine[Any, Any, StepReport]) -> StepReport:
+    async def _beside_closing(self, train: Coroutine[Any, Any, Reports]) -> Reports:
         """Make a step while the one before is closed: an error of that ends it, and after an error that is closed."""
         training = asyncio.create_task(train)
         try:
@@ -142,19 +162,19 @@ class Trainer:
     async def _evaluate_best(self) -> None:
         """Evaluate the best weights, which may be those before training; the last if no step has a held-out reward."""
         best = self._parts.evaluations.best_step
-        step = self._trained.step if best is None else best
-        if step != self._trained.step:
-            await self._parts.publisher.publish_checkpoint(step)
+        step = self._step if best is None else best
+        for one in self._parts.policies if step != self._step else ():
+            await one.publisher.publish_checkpoint(step)
         await self._parts.evaluations.test(step)
 
-    def _state(self, trained: TrainerState) -> TrainerState:
+    def _state(self, trained: TrainerState, policy: PolicyStages) -> TrainerState:
         """Return the state after a step with what is known of the best one."""
         evaluations = self._parts.evaluations
         return replace(
             trained,
             best_step=evaluations.best_step,
             best_reward=evaluations.best_reward,
-            kept_step=self._parts.saver.kept_step,
+            kept_step=policy.saver.kept_step,
         )
 
     async def _unless_stopped(self, stop: asyncio.Event, evaluation: Coroutine[Any, Any, object]) -> None:

@@ -1,19 +1,21 @@
 """The parts of a training and how they are connected; `loop.py` drives them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
 
 from leyden.api.client import Remote
-from leyden.config import Config
+from leyden.config import Config, policy_configs
 from leyden.engine.protocol import EngineBackend
 from leyden.learner.protocol import Learner, TrainerState
 from leyden.orchestrator.algorithm.resolve import Algorithm
 from leyden.orchestrator.credit.recording import CreditRecorder
 from leyden.orchestrator.health.divergence import START_FILE, Divergence
-from leyden.orchestrator.health.health import Health
+from leyden.orchestrator.health.health import Health, PolicyHealth
+from leyden.orchestrator.policy_stages import PolicyStages
 from leyden.orchestrator.publications import Publications
 from leyden.orchestrator.publisher import Publisher
 from leyden.orchestrator.report.metrics_log import read_metrics
@@ -36,60 +38,96 @@ class RunParts(Struct, frozen=True):
     """What a training uses and does not own."""
 
     remote: Remote
-    engine: EngineBackend
+    engines: Mapping[str, EngineBackend]
+    """By policy."""
     learner: Learner
     observers: Sequence[TrainingObserver]
-    held: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Entered while model calls are held because weights change."""
+    """They are told of all policies."""
+    logs: Mapping[str, TrainingObserver] = {}
+    """By policy, who is told of its steps."""
+    held: Callable[[str], AbstractContextManager[None]] = lambda policy: nullcontext()
+    """Entered while model calls of a policy are held because its weights change."""
 
 
 class Pipeline(Struct, frozen=True):
     """The stages of a training."""
 
     publications: Publications
+    """By which groups grow old."""
     source: GroupSource
     rollouts: StepRollouts
-    divergence: Divergence
-    updates: UpdateBuilder
-    credits: CreditRecorder
-    learner: Learner
-    publisher: Publisher
+    policies: tuple[PolicyStages, ...]
+    """The policies that are trained, at least one."""
     evaluations: Evaluations
     health: Health
     reports: Reports
-    saver: Saver
 
 
 def build_pipeline(
-    config: Config, algorithm: Algorithm, tasks: Tasks, parts: RunParts, state: TrainerState, folder: Path
+    config: Config,
+    algorithms: Mapping[str, Algorithm],
+    tasks: Tasks,
+    parts: RunParts,
+    states: Mapping[str, TrainerState],
+    folder: Path,
 ) -> Pipeline:
-    """Connect the stages of a training that starts from a state; `folder` is the run's."""
-    training, policy = config.training, config.policy
-    reports, collector = Reports(parts.observers), RolloutCollector(parts.remote, config.run)
+    """Connect the stages of a training that starts from a state; `folder` is the run's.
+
+    `algorithms` and `states` are by policy, for those that are trained; they are in the same step.
+    """
+    training = config.training
+    reports = Reports([*parts.logs.values(), *parts.observers])
+    collector, state = RolloutCollector(parts.remote, config.run), next(iter(states.values()))
     size, success = training.group_size, config.evaluation.success
     by_difficulty = training.task_order == "by_difficulty"
     difficulty = Difficulty(tasks.train, tasks.seed, size, success, state.task_record) if by_difficulty else None
     source = GroupSource(tasks, size, state.position, difficulty)
     different = len({task.id for task in (*tasks.train, *tasks.held_out)})
     files = RunFolder(folder)
-    lines = read_metrics(files.metrics_file, policy)
-    taken = TakenGroups(files.groups_file, policy, reports.warn)
-    health = Health(config, different, algorithm.position_advice, lines)
-    start = checkpoint_folder(folder, policy) / START_FILE
-    publications = Publications(training.max_staleness, state.published or (state.version,))
+    health = Health(config.run, different, read_metrics(files.metrics_file, state.policy))
+    taken = TakenGroups(files.groups_file, state.policy, reports.warn)
+    own = policy_configs(config)
+    policies = tuple(
+        _policy_stages(own[name], algorithm, parts, states[name], folder, len(states) > 1)
+        for name, algorithm in algorithms.items()
+    )
+    publications = policies[0].publications
+    if len(policies) > 1:  # each has its own, and none more than one in a step
+        publications = Publications(training.max_staleness, range(state.step + 1))
     return Pipeline(
         publications=publications,
         source=source,
         rollouts=StepRollouts(
-            config, algorithm, source, collector, health, reports, publications, taken, state.open_groups
+            config, algorithms, source, collector, health, reports, publications, taken, state.open_groups
         ),
-        divergence=Divergence(start, parts.learner, policy, training.steps),
-        updates=UpdateBuilder(parts.learner, policy, algorithm, training, publications),
-        credits=CreditRecorder(parts.remote, config.run, policy),
-        learner=parts.learner,
-        publisher=Publisher(config, parts.remote, parts.engine, parts.learner, state.version, publications, parts.held),
+        policies=policies,
         evaluations=Evaluations(config, tasks, collector, health, reports, state),
         health=health,
         reports=reports,
-        saver=Saver(parts.learner, reports, state),
+    )
+
+
+def _policy_stages(
+    config: Config, algorithm: Algorithm, parts: RunParts, state: TrainerState, folder: Path, several: bool
+) -> PolicyStages:
+    """Connect the stages of one policy, whose configuration this is."""
+    training, name, learner = config.training, config.policy, parts.learner
+    publications = Publications(training.max_staleness, state.published or (state.version,))
+    reports = Reports([*([parts.logs[name]] if name in parts.logs else ()), *parts.observers])
+    start = checkpoint_folder(folder, name) / START_FILE
+    lines = read_metrics(RunFolder(folder).metrics_file, name)
+    held = partial(parts.held, name)
+    return PolicyStages(
+        config=config,
+        algorithm=algorithm,
+        learner=learner,
+        publications=publications,
+        divergence=Divergence(start, learner, name, training.steps),
+        updates=UpdateBuilder(learner, name, algorithm, training, publications),
+        credits=CreditRecorder(parts.remote, config.run, name),
+        publisher=Publisher(config, parts.remote, parts.engines[name], learner, state.version, publications, held),
+        health=PolicyHealth(config, algorithm.position_advice, lines),
+        reports=reports,
+        saver=Saver(learner, reports, state),
+        label=f"{name}: " if several else "",
     )

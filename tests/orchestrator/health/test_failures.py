@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 from smallepisodes import call, episode
 
-from leyden.config import Config
 from leyden.episodes import Episode
 from leyden.learner.errors import TrainingError
 from leyden.orchestrator.health.failures import FailureShare, FailureStreak, count_alike, no_calls
@@ -101,7 +100,7 @@ def test_messages_that_differ_only_in_addresses_and_numbers_are_counted_together
 
 
 def test_the_share_of_failures_is_said_before_a_streak_of_them_ends_the_run() -> None:
-    health = Health(Config(run="mine", agent="a.py:solve", tasks="t.jsonl"), tasks=1, position_advice=None)
+    health = Health("mine", tasks=1)
     failed = rollouts(0, *[Ending.AGENT_ERROR] * 8)
     assert "step 1: 8 of 8 rollouts failed" in (health.add_rollouts("step 1", failed) or "")
     with pytest.raises(TrainingError):

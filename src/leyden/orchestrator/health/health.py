@@ -18,17 +18,12 @@ from leyden.orchestrator.rollouts.evaluation import EvaluationResult
 
 
 class Health:
-    """The health of one run; `lines` are the metrics of its steps before it was resumed."""
+    """The health of the rollouts of one run; `lines` are the metrics of its steps before it was resumed."""
 
-    def __init__(
-        self, config: Config, tasks: int, position_advice: str | None, lines: Sequence[Mapping[str, Any]] = ()
-    ) -> None:
+    def __init__(self, run: str, tasks: int, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         """`tasks` is how many different tasks the run has."""
         self._collapse = CollapseDetector.of(lines)
-        self._standstill = StandstillDetector.of(lines, config.training)
-        self._mismatch, self._correction = MismatchDetector(), CorrectionDetector(config)
-        self._position = PositionDetector(position_advice)
-        self._streak, self._share = FailureStreak(tasks), FailureShare(config.run)
+        self._streak, self._share = FailureStreak(tasks), FailureShare(run)
 
     def add_rollouts(self, what: str, episodes: Sequence[Episode]) -> str | None:
         """Return a warning if most of these rollouts failed."""
@@ -43,15 +38,24 @@ class Health:
         """Add the evaluation before the first step."""
         self._collapse.add_held_out(0, measured.reward, measured.error)
 
-    def find_collapse(self, report: StepReport) -> list[str]:
-        """Return what collapses in a step; the checkpoint that was best before is then worth keeping."""
+    def find_collapse(self, step: int, held_out: EvaluationResult | None) -> str | None:
+        """Return that the held-out reward collapses; the checkpoint that was best before is then worth keeping."""
+        return None if held_out is None else self._collapse.add_held_out(step, held_out.reward, held_out.error)
+
+
+class PolicyHealth:
+    """The health of one policy, whose configuration this is; `lines` are its metrics before it was resumed."""
+
+    def __init__(self, config: Config, position_advice: str | None, lines: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._collapse = CollapseDetector.of(lines)
+        self._standstill = StandstillDetector.of(lines, config.training)
+        self._mismatch, self._correction = MismatchDetector(), CorrectionDetector(config)
+        self._position = PositionDetector(position_advice)
+
+    def find_collapse(self, report: StepReport) -> str | None:
+        """Return that the entropy collapses in a step."""
         entropies = [found for one in report.metrics if (found := one.statistics.get("entropy")) is not None]
-        held_out = report.held_out
-        messages = [
-            self._collapse.add_entropy(fmean(entropies) if entropies else None),
-            None if held_out is None else self._collapse.add_held_out(report.step, held_out.reward, held_out.error),
-        ]
-        return [message for message in messages if message is not None]
+        return self._collapse.add_entropy(fmean(entropies) if entropies else None)
 
     def find_warnings(self, report: StepReport) -> Iterator[str]:
         """Yield what else is wrong with a step."""
@@ -64,4 +68,4 @@ class Health:
             self._standstill.add_step(report.step, step_metrics(report)),
         ):
             if message is not None:
-                yield f"step {report.step}: {message}."
+                yield message

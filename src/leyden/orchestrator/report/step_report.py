@@ -15,7 +15,7 @@ from leyden.orchestrator.publications import Publications
 from leyden.orchestrator.report.call_positions import CallPositions
 from leyden.orchestrator.rollouts.call_usage import CallUsage
 from leyden.orchestrator.rollouts.evaluation import EvaluationResult
-from leyden.records import Call, RewardKind
+from leyden.records import DEFAULT_POLICY, Call, RewardKind
 
 
 class StepReport(Struct):
@@ -69,6 +69,8 @@ class StepReport(Struct):
     kl_start: float | None = None
     """The divergence from the starting model before the step's updates, in nats a token; None if not measured."""
     held_out: EvaluationResult | None = None
+    policy: str = DEFAULT_POLICY
+    """The one that these are the results of; rewards, times and tasks are those of the rollouts of all."""
 
     def add_episodes(
         self, episodes: Sequence[Episode], publications: Publications, config: Config, automatic: bool
@@ -78,7 +80,7 @@ class StepReport(Struct):
         Automatic rewards are added if they are enabled.
         """
         kind = config.algorithm.normalize_by
-        self.usage.add(episodes, config.policy)
+        self.usage.add(episodes, [config.policy])
         self._count_flat_groups(episodes, config)
         for episode in episodes:
             self.count_tokens([call for call in episode.calls if call.policy == config.policy], publications)

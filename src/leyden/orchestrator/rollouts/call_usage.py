@@ -1,6 +1,6 @@
 """Counts what rollouts use: model calls, tool calls, and calls that their length limit cut."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from msgspec import Struct
 
@@ -9,7 +9,7 @@ from leyden.rl.signals.tool_calls import tool_calls_of
 
 
 class CallUsage(Struct):
-    """The calls of one policy in some rollouts."""
+    """The calls of one or several policies in some rollouts."""
 
     rollouts: int = 0
     calls: int = 0
@@ -17,10 +17,10 @@ class CallUsage(Struct):
     cut: int = 0
     """Calls that ended at a limit of tokens: that of the request, of `sampling.max_tokens` or of the rollout."""
 
-    def add(self, episodes: Iterable[Episode], policy: str) -> None:
+    def add(self, episodes: Iterable[Episode], policies: Collection[str]) -> None:
         """Add rollouts."""
         for episode in episodes:
-            calls = [call for call in episode.calls if call.policy == policy]
+            calls = [call for call in episode.calls if call.policy in policies]
             self.rollouts += 1
             self.calls += len(calls)
             self.tool_calls += sum(len(tool_calls_of(call, call.response)) for call in calls)

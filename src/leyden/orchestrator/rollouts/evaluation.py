@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden.api.wire import GroupSpec
-from leyden.config import Config
+from leyden.config import Config, trained_policies
 from leyden.episodes import Episode
 from leyden.estimates import PairedDifference, TaskRewards, estimate, pass_at
 from leyden.orchestrator.rollouts.call_usage import CallUsage
@@ -35,7 +35,7 @@ class EvaluationResult(Struct, frozen=True):
     change: PairedDifference | None = None
     """The difference to the evaluation before the first step, in pairs of tasks."""
     usage: CallUsage | None = None
-    """What the trained policy's calls used; None if they were not counted."""
+    """What the calls of trained policies used; None if they were not counted."""
 
 
 async def evaluate(
@@ -59,7 +59,7 @@ async def evaluate(
         progress(len(done) * rollouts, len(specs) * rollouts)
     episodes = [episode for spec in specs for episode in done[spec.id]]
     usage = CallUsage()
-    usage.add(episodes, config.policy)
+    usage.add(episodes, trained_policies(config))
     measured = measure(episodes, config.rollout.failure_reward, config.evaluation.success)
     return replace(measured, usage=usage), episodes
 

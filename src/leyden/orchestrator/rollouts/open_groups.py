@@ -19,6 +19,15 @@ from leyden.orchestrator.publications import Publications
 from leyden.outcomes import Ending
 
 
+class Selection(Struct):
+    """What one policy may learn from a group that has finished."""
+
+    rollouts: Sequence[SelectedRollout] | None
+    """The rollouts to train on; None: it teaches this policy nothing."""
+    accounting: StepAccounting
+    """What was counted."""
+
+
 class RequestedGroup(Struct):
     """A group that is open."""
 
@@ -26,15 +35,13 @@ class RequestedGroup(Struct):
     spec: GroupSpec
     episodes: Sequence[Episode] | None = None
     """None: it is running."""
-    selected: Sequence[SelectedRollout] | None = None
-    """The rollouts to train on; None: it is running, or teaches nothing."""
-    accounting: StepAccounting = field(default_factory=StepAccounting)
-    """What was counted when it finished."""
+    selections: dict[str, Selection] = field(default_factory=dict)
+    """By policy; empty: it is running."""
 
     @property
     def teaches(self) -> bool:
         """Whether it takes one of the places of a step, as far as is known."""
-        return self.episodes is None or self.selected is not None
+        return self.episodes is None or any(one.rollouts is not None for one in self.selections.values())
 
 
 class OpenGroups:
@@ -93,7 +100,9 @@ class OpenGroups:
         """
         useless = [group for group in self._all if not group.teaches]
         succeeded = any(
-            group.selected is not None or group.accounting.outcomes[Ending.SUCCEEDED] for group in self._all
+            one.rollouts is not None or one.accounting.outcomes[Ending.SUCCEEDED]
+            for group in self._all
+            for one in group.selections.values()
         )
         return min(self._per_step, max(0, len(useless) - self._max_replaced)) if succeeded else 0
 

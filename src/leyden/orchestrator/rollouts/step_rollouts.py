@@ -2,22 +2,29 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from leyden.api.wire import GroupSpec
 from leyden.config import Config
+from leyden.config.policies import role_routes
 from leyden.episodes import Episode
 from leyden.learner.protocol import OpenGroup
 from leyden.orchestrator.algorithm.resolve import Algorithm
 from leyden.orchestrator.credit.advantages import teaches
-from leyden.orchestrator.credit.samples import Groups, SelectedRollout, leave_out, select_rollouts
+from leyden.orchestrator.credit.samples import (
+    Groups,
+    SelectedRollout,
+    StepAccounting,
+    leave_out,
+    select_rollouts,
+)
 from leyden.orchestrator.health.health import Health
-from leyden.orchestrator.health.shared_weights import shared_weights
+from leyden.orchestrator.health.routed_roles import check_roles
 from leyden.orchestrator.publications import Publications
 from leyden.orchestrator.report.reports import Reports
 from leyden.orchestrator.report.step_report import StepReport
 from leyden.orchestrator.rollouts.collector import Gathering, RolloutCollector
-from leyden.orchestrator.rollouts.open_groups import OpenGroups, RequestedGroup
+from leyden.orchestrator.rollouts.open_groups import OpenGroups, RequestedGroup, Selection
 from leyden.orchestrator.rollouts.signals import reward_automatically
 from leyden.orchestrator.rollouts.source import GroupSource
 from leyden.orchestrator.rollouts.taken_groups import TakenGroups
@@ -30,7 +37,7 @@ class StepRollouts:
     def __init__(
         self,
         config: Config,
-        algorithm: Algorithm,
+        algorithms: Mapping[str, Algorithm],
         source: GroupSource,
         collector: RolloutCollector,
         health: Health,
@@ -39,8 +46,13 @@ class StepRollouts:
         taken: TakenGroups,
         open_groups: Sequence[OpenGroup] = (),
     ) -> None:
-        """`open_groups` are those that were requested before the run was resumed."""
-        self._config, self._algorithm, self._source = config, algorithm, source
+        """`algorithms` are those of the policies that are trained. `publications` say how old a group is.
+
+        `open_groups` are those that were requested before the run was resumed.
+        """
+        self._config, self._algorithms, self._source = config, algorithms, source
+        self._signals = next(iter(algorithms.values())).signals  # they are those of the run
+        self._role_routes = role_routes(config)
         self._collector, self._health, self._reports = collector, health, reports
         self._publications, self._gathering = publications, Gathering(collector, source.drawn)
         self._open, self._taken = OpenGroups(config.training, publications), taken
@@ -53,11 +65,13 @@ class StepRollouts:
         """The groups that were requested and not trained on yet, oldest first."""
         return self._open.state
 
-    async def collect(self, report: StepReport) -> tuple[Groups, list[Episode]]:
-        """Collect the groups of a step in the order of their positions; none if there is nothing to learn from.
+    async def collect(self, reports: Mapping[str, StepReport]) -> tuple[dict[str, Groups], list[Episode]]:
+        """Collect the groups of a step in the order of their positions.
 
-        Also return every episode of the step, those of dropped groups included.
+        Returns for each policy those that it may learn from, and every episode of the step, those of dropped groups
+        included. `reports` are those of the policies.
         """
+        report = next(iter(reports.values()))
         started, times = time.monotonic(), await self._collector.call_times()
         await self._request(report.step, [*self._resumed])
         self._resumed = ()
@@ -70,15 +84,23 @@ class StepRollouts:
         self._check_streak()
         await self._taken.add(report.step, [group.open.position for group in taken])
         episodes = [episode for group in taken for episode in group.episodes or ()]
-        for group in taken:
-            report.accounting.add(group.accounting)
         report.tasks = self._source.add_step(taken, self._config.rollout.failure_reward)
-        self._report_rollouts(report, episodes)
+        for group in taken:
+            for name, selection in group.selections.items():
+                reports[name].accounting.add(selection.accounting)
+        check_roles(episodes, self._role_routes)
+        self._reports.warn(self._health.add_rollouts(f"step {report.step}", episodes))
         report.sampling_s = time.monotonic() - started
         if not report.overlaps:  # otherwise most of the calls are of other steps
             calls = (await self._collector.call_times()).since(times)
             report.sampling_split = split_sampling(report.sampling_s, episodes, calls, report.started)
-        return [group.selected for group in taken if group.selected is not None], episodes
+        for other in reports.values():
+            other.tasks, other.sampling_s, other.sampling_split = report.tasks, report.sampling_s, report.sampling_split
+        groups: dict[str, Groups] = {
+            name: [one.rollouts for group in taken if (one := group.selections[name]).rollouts is not None]
+            for name in reports
+        }
+        return groups, episodes
 
     async def _request(self, step: int, resumed: Iterable[OpenGroup] = ()) -> None:
         """Request as many groups as may be open, those of an earlier process first, and all that the step repeats."""
@@ -101,35 +123,33 @@ class StepRollouts:
             self._show_progress(step)
 
     async def _finish(self, group: RequestedGroup, found: Sequence[Episode], step: int) -> None:
-        """Reward and select the rollouts of a group that has finished."""
-        signals = self._algorithm.signals
-        group.episodes = await reward_automatically(self._collector.remote, found, signals, step)
-        group.selected = select_rollouts(group.episodes, self._algorithm.sample_filter, group.accounting)
-        if group.selected is not None and await self._is_replaced(group.selected):
-            leave_out(group.selected, "flat group", group.accounting)
-            group.accounting.groups_flat += 1
-            group.selected = None
+        """Reward the rollouts of a group that has finished, and select those of each policy."""
+        episodes = await reward_automatically(self._collector.remote, found, self._signals, step)
+        group.selections = {name: await self._select(episodes, one) for name, one in self._algorithms.items()}
+        group.episodes = episodes
         self._unchecked.append(group.episodes)
         self._show_progress(step)
+
+    async def _select(self, episodes: Sequence[Episode], algorithm: Algorithm) -> Selection:
+        accounting = StepAccounting()
+        selected = select_rollouts(episodes, algorithm.sample_filter, accounting)
+        if selected is not None and await self._is_replaced(selected, algorithm):
+            leave_out(selected, "flat group", accounting)
+            accounting.groups_flat += 1
+            selected = None
+        return Selection(selected, accounting)
 
     def _check_streak(self) -> None:
         """Raise if too many tasks have failed in a row. Groups that finish first may all have failed: wait for more."""
         self._health.check_streak([episode for episodes in self._unchecked for episode in episodes])
         self._unchecked.clear()
 
-    async def _is_replaced(self, group: Sequence[SelectedRollout]) -> bool:
+    async def _is_replaced(self, group: Sequence[SelectedRollout], algorithm: Algorithm) -> bool:
         if self._config.training.flat_groups == "keep":
             return False
-        return not await asyncio.to_thread(teaches, group, self._algorithm.advantage_estimator)
+        return not await asyncio.to_thread(teaches, group, algorithm.advantage_estimator)
 
     def _show_progress(self, step: int) -> None:
         groups = self._open.groups.values()
         done = sum(group.spec.size for group in groups if group.episodes is not None)
         self._reports.progress(step, done, sum(group.spec.size for group in groups), "rollouts")
-
-    def _report_rollouts(self, report: StepReport, episodes: Sequence[Episode]) -> None:
-        config, step = self._config, report.step
-        report.add_episodes(episodes, self._publications, config, self._algorithm.signals.enabled)
-        self._reports.warn(self._health.add_rollouts(f"step {step}", episodes))
-        if step == 1:
-            self._reports.warn(shared_weights(episodes, config.training.roles, config.policy))

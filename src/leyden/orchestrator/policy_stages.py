@@ -1,0 +1,90 @@
+"""The stages of a training that each policy has for itself, and the step that it makes with them.
+
+Nothing of another policy enters them: the groups that `train` gets were selected by the policy's own calls and rewards.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from leyden.config import Config
+from leyden.episodes import Episode
+from leyden.learner.protocol import Learner, TrainerState
+from leyden.orchestrator.algorithm.resolve import Algorithm
+from leyden.orchestrator.credit.recording import CreditRecorder
+from leyden.orchestrator.credit.samples import Groups, StepAccounting, leave_out
+from leyden.orchestrator.health.divergence import Divergence
+from leyden.orchestrator.health.health import PolicyHealth
+from leyden.orchestrator.health.shared_weights import shared_weights
+from leyden.orchestrator.publications import Publications
+from leyden.orchestrator.publisher import Publisher
+from leyden.orchestrator.report.reports import Reports
+from leyden.orchestrator.report.step_report import StepReport
+from leyden.orchestrator.saving import Saver
+from leyden.orchestrator.updates import UpdateBuilder
+
+
+class PolicyStages(Struct, frozen=True):
+    """What belongs to one policy of a training."""
+
+    config: Config
+    """That of a run with this policy alone."""
+    algorithm: Algorithm
+    learner: Learner
+    publications: Publications
+    divergence: Divergence
+    updates: UpdateBuilder
+    credits: CreditRecorder
+    publisher: Publisher
+    health: PolicyHealth
+    reports: Reports
+    saver: Saver
+    label: str = ""
+    """Its name before what is said of it, if there are several."""
+
+    @property
+    def name(self) -> str:
+        """The name of the policy."""
+        return self.config.policy
+
+    def new_report(self, step: int) -> StepReport:
+        """Return the report of a step that begins."""
+        overlaps = self.config.training.max_staleness > 0
+        return StepReport(step, [], StepAccounting(), policy=self.name, started=time.time(), overlaps=overlaps)
+
+    def add_episodes(self, report: StepReport, episodes: Sequence[Episode]) -> None:
+        """Add the episodes of a step to its report."""
+        report.add_episodes(episodes, self.publications, self.config, self.algorithm.signals.enabled)
+        if report.step == 1:
+            self.reports.warn(shared_weights(episodes, self.config.training.roles, self.name))
+
+    async def train(self, report: StepReport, groups: Groups, before_change: Callable[[], Awaitable[None]]) -> None:
+        """Train on the groups of a step; `before_change` is awaited before weights change. Publish the last update."""
+        started = time.monotonic()
+        report.learning_rate = await self.learner.start_step(self.name, report.step)
+        await self.publisher.make_room()
+        report.kl_start = await self.divergence.measure(groups, report.step, moved=self.publisher.version > 0)
+        updates = await self.updates.prepare(groups, report.accounting)
+        await self.credits.record(report.step, report.accounting)
+        for update in updates:
+            report.metrics.append(await self.learner.accumulate(self.name, update))
+            waiting = time.monotonic()
+            await before_change()
+            report.waiting_s += time.monotonic() - waiting
+            await self.publisher.update()
+        if updates or self.publisher.must_publish:
+            report.publication = await self.publisher.publish()
+        report.training_s = time.monotonic() - started - report.waiting_s - report.publishing_s
+
+    async def skip(self, report: StepReport, groups: Groups) -> None:
+        """Leave the groups of a step out, because another policy is trained in it."""
+        for group in groups:
+            leave_out(group, "not its turn", report.accounting)
+        await self.credits.record(report.step, report.accounting)
+
+    def state(self, run: TrainerState) -> TrainerState:
+        """Return the state of this policy after a step, from what all policies of the run have in common."""
+        versions = self.publications.versions
+        return replace(run, policy=self.name, version=self.publisher.version, published=versions)
