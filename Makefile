@@ -47,9 +47,9 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
 
-# Four workers keep two cores busy: tests often wait for processes and time limits.
+# Six workers keep two cores busy: tests often wait for processes and time limits.
 test: check
-	$(BIN)/python -m pytest -n 4 --dist worksteal
+	$(BIN)/python -m pytest -n 6 --dist worksteal
 
 # Also what is slow: many seeds, long chaos, real engines. The last result is kept under results/.
 test-all: check $(EXAMPLES)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -19,7 +20,7 @@ os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "data" / "certificate.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from databases import Postgres, find_programs
-from forked_commands import start_fork_server
+from forked_commands import FORKING_PYTHON, start_fork_server
 from randomness import is_fixed
 from serving import ServerProcess
 
@@ -44,6 +45,13 @@ def pytest_configure() -> None:
     if memory.is_dir() and shutil.disk_usage(memory).free > 4 * 2**30:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
     start_fork_server()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Fork workers, which have imported what most tests import."""
+    for spec in specs:
+        spec.python = FORKING_PYTHON
 
 
 def pytest_collection_finish() -> None:

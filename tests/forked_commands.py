@@ -1,8 +1,9 @@
-"""Runs `leyden` commands, and Python files that train, in forks of a process that has imported what they need.
+"""Runs pytest's workers, `leyden` commands, and Python files that train, in forks of a process with their imports.
 
-A command that is started anew spends up to ten seconds of a core on imports, more than on what most tests look at. A
-fork runs the same `main` with its own arguments, folder, environment, output and exit. `tests/cli/test_cli.py` and the
-first training of `tests/local/test_train.py` start commands as a user does.
+A process that is started anew spends up to ten seconds of a core on imports, more than on what most tests look at. A
+fork runs the same `main` with its own arguments, folder, environment, input, output and exit. `tests/cli/test_cli.py`
+and the first training of `tests/local/test_train.py` start commands as a user does. As a program, with the arguments
+`-u -c CODE`, this file is a Python interpreter that forks.
 """
 
 import atexit
@@ -11,6 +12,7 @@ import json
 import os
 import runpy
 import selectors
+import shlex
 import signal
 import socket
 import subprocess
@@ -18,6 +20,7 @@ import sys
 import threading
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 _TRAINING = ["leyden.local.train", "matplotlib.figure", "transformers.models.llama.modeling_llama"]
@@ -28,8 +31,11 @@ _IMPORTS = {
     "export": ["leyden.local.export"],
     "serve": ["leyden.server.serve"],
     "worker": ["leyden.client.worker.worker"],
+    "-c": [*_TRAINING, "peft", "openai", "anthropic", "google.genai", "ray", "leyden.server.serve"],
 }
-"""What the process imports before it forks for a command."""
+"""What the process imports before it forks for a command, and for a worker of pytest."""
+FORKING_PYTHON = shlex.join([sys.executable, __file__])
+"""A Python interpreter, for code, that has imported what tests need."""
 _REQUEST_BYTES = 2**20
 _ADDRESS = "LEYDEN_TEST_FORKS"
 """The environment variable with the address of the process."""
@@ -103,6 +109,7 @@ class _ForkServer:
         self._socket.connect(address)
 
     def fork(self, arguments: list[str], folder: Path, descriptors: list[int]) -> int:
+        """Fork a process; `descriptors` are where its exit status goes, and its standard input, output and errors."""
         request = json.dumps({"arguments": arguments, "folder": str(folder), "environment": dict(os.environ)})
         socket.send_fds(self._socket, [request.encode()], descriptors)
         return int(self._socket.recv(16))
@@ -145,16 +152,17 @@ def start_command(
         return writing
 
     status = pipe()
-    outputs = [1, 2]
+    given.append(os.open(os.devnull, os.O_RDONLY))
+    standard = [given[-1], 1, 2]
     streams: list[IO[Any] | None] = [None, None]
     for index, asked in enumerate((stdout, stderr)):
         if asked == subprocess.PIPE:
-            outputs[index] = pipe()
+            standard[1 + index] = pipe()
             streams[index] = os.fdopen(kept[-1], "r" if text else "rb")
         elif asked == subprocess.STDOUT:
-            outputs[index] = outputs[0]
+            standard[1 + index] = standard[1]
     try:
-        pid = _server.fork(list(arguments), cwd or Path.cwd(), [status, *outputs])
+        pid = _server.fork(list(arguments), cwd or Path.cwd(), [status, *standard])
     finally:
         for descriptor in given:
             os.close(descriptor)
@@ -193,14 +201,16 @@ def _serve(listener: socket.socket) -> list[str] | None:
             if key.fd not in clients:
                 return None
             client = clients[key.fd]
-            text, descriptors, _, _ = socket.recv_fds(client, _REQUEST_BYTES, 3)
+            text, descriptors, _, _ = socket.recv_fds(client, _REQUEST_BYTES, 4)
             if not text:
                 selector.unregister(client)
                 clients.pop(key.fd).close()
                 continue
-            status, *outputs = descriptors
+            status, *standard = descriptors
             request = json.loads(text)
+            gc.disable()  # nothing that is imported is garbage
             _import_for(request["arguments"])
+            gc.enable()
             gc.freeze()  # or the end of every fork traverses and copies all that was imported
             pid = os.fork()
             if pid == 0:
@@ -209,9 +219,9 @@ def _serve(listener: socket.socket) -> list[str] | None:
                     connection.close()
                 for descriptor in (status, *running, *(status for _, status in running.values())):
                     os.close(descriptor)
-                _become(outputs, request["folder"], request["environment"])
+                _become(standard, request["folder"], request["environment"])
                 return [str(one) for one in request["arguments"]]
-            for descriptor in outputs:
+            for descriptor in standard:
                 os.close(descriptor)
             handle = os.pidfd_open(pid)
             running[handle] = pid, status
@@ -230,12 +240,11 @@ def _import_for(arguments: list[str]) -> None:
         import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
 
 
-def _become(outputs: list[int], folder: str, environment: dict[str, str]) -> None:
-    """Take over the output, folder and environment of a command."""
-    for number, descriptor in enumerate(outputs, start=1):
+def _become(standard: list[int], folder: str, environment: dict[str, str]) -> None:
+    """Take over the input, output, folder and environment of a command."""
+    for number, descriptor in enumerate(standard):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -244,11 +253,25 @@ def _become(outputs: list[int], folder: str, environment: dict[str, str]) -> Non
         sys.modules["numpy"].random.seed()  # Python's own generator is seeded by the fork
 
 
+def _fork_code(code: str) -> int:
+    """Run code in a fork with this process's input and output; returns its exit status."""
+    ended, status = os.pipe()
+    _ForkServer("\0" + os.environ[_ADDRESS]).fork(["-c", code], Path.cwd(), [status, 0, 1, 2])
+    os.close(status)
+    return int(os.read(ended, 16) or 1)
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "-u":
+        sys.exit(_fork_code(sys.argv[-1]))
     if (arguments := _serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
         from leyden.cli import main
 
-        if arguments[0].endswith(".py"):
+        if arguments[0] == "-c":
+            sys.argv = ["-c"]
+            sys.modules["__main__"] = ModuleType("__main__")
+            exec(arguments[1], vars(sys.modules["__main__"]))
+        elif arguments[0].endswith(".py"):
             sys.argv = arguments
             runpy.run_path(arguments[0], run_name="__main__")
         else:
