@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see leyden.process.resour
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "data" / "certificate.pem")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from databases import Postgres, find_programs
+from databases import Postgres, empty_store, find_programs
 from forked_commands import FORKING_PYTHON, start_fork_server
 from randomness import is_fixed
 from serving import ServerProcess
@@ -69,7 +69,7 @@ def fixed_seed() -> None:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    opened = await Store(tmp_path / "leyden.db").start()
+    opened = await Store(empty_store(tmp_path / "leyden.db")).start()
     yield opened
     await opened.close()
 

@@ -1,12 +1,32 @@
-"""A real PostgreSQL server of the tests' own, where the machine has one installed."""
+"""Databases of the tests' own: SQLite files, and a real PostgreSQL server where the machine has one installed."""
 
 import os
 import shutil
 import socket
 import subprocess
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Self
 from uuid import uuid4
+
+from leyden.store.database import Database
+
+
+def empty_store(path: Path) -> Path:
+    """Write an empty store, unless there is one; to create its tables takes as long as many a test."""
+    if not path.exists():
+        path.touch(0o600)
+        path.write_bytes(_empty_store())
+    return path
+
+
+@cache
+def _empty_store() -> bytes:
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "leyden.db"
+        Database(file).close()
+        return file.read_bytes()
 
 
 def find_programs() -> Path | None:

@@ -9,6 +9,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from databases import empty_store
 from scripted_engine import ScriptedEngine
 
 from leyden.api.wire import GroupSpec, RunSpec
@@ -126,7 +127,7 @@ async def model_server(home: Path, database: str | None = None) -> AsyncIterator
     """Start one; `database` is the URL of another one than a SQLite file in `home`."""
     tokenizer, renderer = spark()
     engine = ScriptedEngine(lambda _: ())
-    store = await Store(database or home / "leyden.db").start()
+    store = await Store(database or empty_store(home / "leyden.db")).start()
     with socket.socket() as listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or an answer waits for an acknowledgement
         listener.bind(("127.0.0.1", 0))

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from databases import Postgres
+from databases import Postgres, empty_store
 
 from leyden.api.wire import RunSpec
 from leyden.records import RunSettings
@@ -24,7 +24,7 @@ class Clock:
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path, postgres: Postgres | None) -> AsyncIterator[Store]:
     if request.param == "sqlite":
-        location = str(tmp_path / "leyden.db")
+        location = str(empty_store(tmp_path / "leyden.db"))
     elif postgres is None:
         pytest.skip("no PostgreSQL server on this machine")
     else:

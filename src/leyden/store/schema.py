@@ -312,5 +312,5 @@ def has_tables(connection: Connection) -> bool:
 
 def create_tables(connection: Connection) -> None:
     """Create the tables in an empty database."""
-    metadata.create_all(connection)
+    metadata.create_all(connection, checkfirst=False)
     connection.execute(meta.insert().values(name="schema", value=str(SCHEMA)))
