@@ -40,6 +40,10 @@ _ERRORS = {
 """Errors whose message is for the user, by the module that defines them."""
 
 
+_NEW_OBJECTS = 10_000
+"""How many new objects start a collection: with Python's 700 those during imports take an eighth of torch's import."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if wrong := re.match(r"argument COMMAND: invalid choice: '([^']*)'", message):
@@ -65,6 +69,7 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. The exit status is 0, 1 if it failed, or 2 for invalid arguments."""
+    gc.set_threshold(_NEW_OBJECTS)
     options = _parse(arguments)
     atexit.register(gc.freeze)  # else the objects of torch and transformers are collected, for more than a second
     try:
