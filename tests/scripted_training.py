@@ -36,6 +36,7 @@ from leyden.records import (
     Event,
     EventKind,
     Group,
+    Origin,
     Reward,
     Rollout,
     State,
@@ -127,10 +128,19 @@ class ScriptedStore:
     def _episode(self, run: str, spec: GroupSpec, index: int) -> Episode:
         reward, calls, ending = self.script(spec, index)
         id = f"{spec.id}.{index}"
-        rollout = Rollout(id, run, spec.id, spec.task.id, index, spec.purpose, State.FINISHED, 1, 3, 0.0)
+        rollout = Rollout(
+            id, run, spec.id, spec.task.id, index, spec.purpose, State.FINISHED, 1, 3, 0.0, origin=spec.origin
+        )
+        if spec.origin is not None:
+            calls = [*self._replayed(spec.origin), *calls]
         attempt = Attempt(f"{id}.1", run, id, 1, "w", None, 0.0, 9.0, 1.0, Outcome(ending))
         given = (Reward("final", reward),) if reward is not None else ()
         return Episode(rollout, attempt, spec.task, tuple(calls), (), given)
+
+    def _replayed(self, origin: Origin) -> list[Call]:
+        attempts = (episode for group in self.sampled.values() for episode in group)
+        found = next(episode for episode in attempts if episode.attempt.id == origin.attempt)
+        return [replace(one, origin=one.origin or origin.attempt) for one in found.calls[: origin.calls]]
 
 
 class SlowStore(ScriptedStore):
@@ -351,7 +361,7 @@ class ScriptedRun:
             tuple(Task(f"{name}{number}", {}) for number in range(count))
             for name, count in (("t", 5), ("h", held_out), ("e", test))
         )
-        self._tasks = Tasks(train, held, 0, tested)
+        self.tasks = Tasks(train, held, 0, tested)
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._shares, self._sleeps = folder, shares_parameters, sleeps
         self.store = ScriptedStore(script) if random is None else SlowStore(script, random)
@@ -375,7 +385,7 @@ class ScriptedRun:
         name = self.config.policy
         parts = RunParts(store, {name: backend}, self.learner, (self.observer,))
         algorithms = {name: algorithm_of(self.config)}
-        pipeline = build_pipeline(self.config, algorithms, self._tasks, parts, {name: state}, self._folder)
+        pipeline = build_pipeline(self.config, algorithms, self.tasks, parts, {name: state}, self._folder)
         return (await Trainer(self.config, pipeline, {name: state}).run(self.stop))[name]
 
     def with_settings(self, **training: Any) -> None:

@@ -128,6 +128,16 @@ class Episode(Struct, frozen=True, dict=True):
             seen.add(span.span_id)
             span = self._spans.get(span.parent_id or "")
 
+    @property
+    def left_origin(self) -> bool:
+        """Whether it does not begin as its rollout should: the agent asked something else than the record."""
+        origin, diverged = self.rollout.origin, self.attempt.diverged
+        return origin is not None and diverged is not None and diverged.number <= origin.calls
+
+    def inherits(self, call: Call) -> bool:
+        """Whether a call was replayed from another rollout: it is context, and none of this rollout's choices."""
+        return call.origin is not None and rollout_of(call.origin) != self.rollout.id
+
     def final_reward(self, failure_reward: float) -> float | None:
         """Return the final reward according to the outcome table; None if the attempt has none and is excluded."""
         if self.attempt.outcome is None:
@@ -168,7 +178,7 @@ class Episode(Struct, frozen=True, dict=True):
         """
         if policy is not None and call.policy != policy:
             return "another policy"
-        if call.origin is not None and rollout_of(call.origin) != self.rollout.id:
+        if self.inherits(call):
             return "replayed"
         why = call.unusable if allow_biased_sampling else call.untrainable
         if why is None and self._discarded(call):

@@ -36,8 +36,12 @@ from leyden.rl.registry import (
 
 PAIRS = {
     **dict.fromkeys(
-        ("grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"),
+        ("reinforce_pp", "reinforce_pp_baseline"),
         ("identical", "discounted", "stepwise", "last_call"),
+    ),
+    **dict.fromkeys(
+        ("grpo", "dr_grpo", "rloo"),
+        ("identical", "discounted", "stepwise", "last_call", "sampled"),
     ),
     "gigpo": ("discounted", "stepwise"),
     "ppo": ("gae",),

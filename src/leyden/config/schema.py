@@ -109,6 +109,8 @@ class Hyperparameters(_Section, frozen=True):
     rewards of 0 and 1 is at least 1 / sqrt(n) in a group of n, so the default changes nothing for groups up to 64."""
     step_weight: NotNegative = 1.0
     """`gigpo`: the weight of the step level beside the episode level."""
+    branch_points: AtLeastOne = 1
+    """`sampled`: the most points of a rollout from which it is continued."""
     clip_low: Share = 0.2
     """Losses: ratios are clipped below 1 - clip_low."""
     clip_high: Annotated[float, Meta(ge=0)] = 0.28
@@ -141,6 +143,12 @@ class AlgorithmConfig(Hyperparameters, frozen=True):
     have the same weight beside easy and hard tasks, and none if all final rewards are equal."""
     state: str = "messages"
     """How `gigpo` recognises that two calls were in the same state."""
+    branch: str = "even"
+    """From which points of a rollout `sampled` continues it."""
+    continuations: Annotated[int, Meta(ge=2, le=10_000)] = 4
+    """`sampled`: the rollouts that are sampled from each point of a rollout."""
+    branch_tokens: Positive = 0.5
+    """`sampled`: the tokens that a step samples for continuations, in multiples of those of its other rollouts."""
     normalize_by: str | None = None
     """A key of the tasks, such as their source: global normalisation is done within each of its values."""
     loss: str = "ppo_clip"
@@ -219,6 +227,9 @@ class TrainingConfig(_Section, frozen=True):
     chance that their rewards differ, as their recent rollouts let expect."""
     alternate: Whole = 0
     """If `policies` trains several: the steps of one policy before it is the next one's turn; 0: all in each step."""
+    hard_tasks: Literal["keep", "continue"] = "keep"
+    """Tasks of which fewer than half of the rollouts succeed: `keep` leaves them to their order, `continue` requests
+    another group that begins inside the task's best rollout, whose first calls are replayed from the record."""
     max_staleness: Whole = 0
     """How many publications may come between sampling a token and training on it. 0: agents wait while weights are
     trained; 1 or more: they go on, and the correction accounts for the difference."""
@@ -515,6 +526,22 @@ class Config(_Section, frozen=True):
             raise ValueError(
                 "`sampling` truncates the distribution, and such calls are not trained on: "
                 "remove `top_p`, `top_k` and `min_p`, or set `training.allow_biased_sampling = true`"
+            )
+        named = [algorithm, *(one.algorithm for one in self.policies.values() if one.algorithm is not None)]
+        sampled = [one for one in named if one.credit == "sampled"]
+        if sampled and sum(one.trained and not one.upstream for one in self.policies.values()) > 1:
+            raise ValueError(
+                '`algorithm.credit = "sampled"` continues the rollouts of one policy, and `policies` trains several: '
+                "choose another credit, or set `trained = false` for the others"
+            )
+        if not self.rollout.replay and (sampled or training.hard_tasks == "continue"):
+            key = "algorithm.credit" if sampled else "training.hard_tasks"
+            raise ValueError(f"`{key}` continues rollouts from the record, and `rollout.replay` is false: change one")
+        if any(one.kl_in == "reward" or one.scale_steps for one in sampled):
+            raise ValueError(
+                '`algorithm.credit = "sampled"` compares the returns of a rollout and its continuations, which '
+                "`scale_steps` and a KL penalty in the reward change: "
+                'set `algorithm.scale_steps = false` and `algorithm.kl_in = "loss"`'
             )
         workers = self.workers
         if workers.concurrency is not None and workers.concurrency < (workers.processes or 0):

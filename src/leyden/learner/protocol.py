@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from leyden.engine.protocol import ModelWeights
 from leyden.learner.sample import Sample
-from leyden.records import DEFAULT_POLICY
+from leyden.records import DEFAULT_POLICY, Origin
 
 T = TypeVar("T")
 Logprobs = NDArray[np.floating]
@@ -95,6 +95,19 @@ class TaskRecord(Struct, frozen=True):
     """Recent groups of tasks of which nothing was known: those whose rewards differed, and the others."""
 
 
+class BestRollout(Struct, frozen=True):
+    """The best recent rollout of a task, from inside which its groups can begin."""
+
+    attempt: str
+    calls: int
+    reward: tuple[float, float]
+    """Its final reward, and the sum of its step rewards."""
+    step: int
+    """The one that it was trained in."""
+    share: float
+    """The share of its calls that the next group replays."""
+
+
 class OpenGroup(Struct, frozen=True):
     """A group that was requested and not trained on yet."""
 
@@ -105,6 +118,23 @@ class OpenGroup(Struct, frozen=True):
     """The one that it is meant for."""
     draw: TaskDraw | None = None
     """None: the task follows from the position."""
+    place: int | None = None
+    """In the order of tasks; None: its position."""
+    continues: int = 0
+    """How many groups in a row have continued its task, with this one."""
+    origin: Origin | None = None
+    """Inside which rollout it begins; None: it begins with the task."""
+
+
+class PrefixRecord(Struct, frozen=True):
+    """What is known of tasks that are continued from inside their best rollouts."""
+
+    best: dict[str, BestRollout] = {}
+    """By task."""
+    waiting: tuple[OpenGroup, ...] = ()
+    """The groups that the next step may request, the hardest tasks first; only their tasks and origins are set."""
+    continued: int = 0
+    """How many such groups were requested: their positions are not in the order of tasks."""
 
 
 class TrainerState(Struct, frozen=True):
@@ -121,6 +151,9 @@ class TrainerState(Struct, frozen=True):
     open_groups: tuple[OpenGroup, ...] = ()
     """Oldest first."""
     task_record: TaskRecord = TaskRecord()
+    prefixes: PrefixRecord = PrefixRecord()
+    branch_debt: float = 0.0
+    """Tokens that were sampled for continuations beyond their budget."""
     best_step: int | None = None
     """Step with the highest held-out reward; 0 is the model before training."""
     best_reward: float | None = None

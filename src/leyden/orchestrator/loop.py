@@ -94,6 +94,8 @@ class Trainer:
             position=parts.source.position,
             open_groups=parts.rollouts.open_groups,
             task_record=parts.source.record,
+            prefixes=parts.source.prefixes,
+            branch_debt=parts.rollouts.branch_debt,
         )
         self._trained, self._step = {one.name: one.state(run) for one in parts.policies}, step
         return reports

@@ -24,6 +24,7 @@ from leyden.orchestrator.report.reports import Reports
 from leyden.orchestrator.rollouts.collector import RolloutCollector
 from leyden.orchestrator.rollouts.difficulty import Difficulty
 from leyden.orchestrator.rollouts.held_out import Evaluations
+from leyden.orchestrator.rollouts.prefixes import Prefixes
 from leyden.orchestrator.rollouts.source import GroupSource
 from leyden.orchestrator.rollouts.step_rollouts import StepRollouts
 from leyden.orchestrator.rollouts.taken_groups import TakenGroups
@@ -81,7 +82,9 @@ def build_pipeline(
     size, success = training.group_size, config.evaluation.success
     by_difficulty = training.task_order == "by_difficulty"
     difficulty = Difficulty(tasks.train, tasks.seed, size, success, state.task_record) if by_difficulty else None
-    source = GroupSource(tasks, size, state.position, difficulty)
+    continues, failure_reward = training.hard_tasks == "continue", config.rollout.failure_reward
+    prefixes = Prefixes(success, failure_reward, state.prefixes) if continues else None
+    source = GroupSource(tasks, size, state.position, difficulty, prefixes)
     different = len({task.id for task in (*tasks.train, *tasks.held_out)})
     files = RunFolder(folder)
     health = Health(config.run, different, read_metrics(files.metrics_file, state.policy))
@@ -97,9 +100,7 @@ def build_pipeline(
     return Pipeline(
         publications=publications,
         source=source,
-        rollouts=StepRollouts(
-            config, algorithms, source, collector, health, reports, publications, taken, state.open_groups
-        ),
+        rollouts=StepRollouts(config, algorithms, source, collector, health, reports, publications, taken, state),
         policies=policies,
         evaluations=Evaluations(config, tasks, collector, health, reports, state),
         health=health,

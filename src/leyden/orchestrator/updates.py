@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 from leyden.config import TrainingConfig
 from leyden.learner.protocol import Learner, OldLogprobs, SampleEvaluation, Update
 from leyden.learner.sample import Sample
 from leyden.orchestrator.algorithm.resolve import Algorithm
 from leyden.orchestrator.credit.advantages import StepInputs, compute_advantages
+from leyden.orchestrator.credit.branches import divide_groups
 from leyden.orchestrator.credit.samples import Groups, StepAccounting, make_samples
 from leyden.orchestrator.publications import Publications
 from leyden.records import CallCredit
@@ -29,9 +29,7 @@ class UpdateBuilder:
         if not groups:
             return []
         self._count_stale(groups, accounting)
-        number = min(self._updates, len(groups))
-        ends = [len(groups) * done // number for done in range(number + 1)]
-        parts = [groups[start:end] for start, end in pairwise(ends)]
+        parts = divide_groups(groups, self._updates)
         policy_changes = len(parts) * self._epochs > 1
         updates = [await self._update(part, accounting, policy_changes) for part in parts]
         return [update for update in updates if update.samples] * self._epochs

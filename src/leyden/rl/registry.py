@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from leyden.config import AlgorithmConfig, ConfigError
 
-Kind = Literal["credit", "advantage", "loss", "aggregation", "correction", "state"]
+Kind = Literal["credit", "advantage", "loss", "aggregation", "correction", "state", "branch"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 USER_FUNCTION = "module:function, or file.py:function"
@@ -39,7 +39,7 @@ class Declaration(Struct, frozen=True, kw_only=True):
     advantages: tuple[str, ...] = ()
     """Of a credit: advantages that it goes with although they do not name it."""
     by_call: bool = False
-    """Of a credit: whether the calls of a rollout can have different values."""
+    """Of a credit: whether what is to be expected of a call depends on its position in the rollout."""
     needs_critic: bool = False
     """Whether it reads the values of a critic."""
     compares_group: bool = False
@@ -65,6 +65,7 @@ loss = partial(Declaration, kind="loss")
 aggregation = partial(Declaration, kind="aggregation")
 correction = partial(Declaration, kind="correction")
 state = partial(Declaration, kind="state")
+branch = partial(Declaration, kind="branch")
 """Decorators of the functions of a kind, as in `@loss(reads=("clip_low",))`."""
 
 
@@ -112,9 +113,17 @@ def is_user_function(name: str) -> bool:
 
 def reads(kind: Kind, named: AlgorithmConfig, key: str) -> bool:
     """Whether the chosen algorithm of a kind reads a key of `[algorithm]`; a user's function may read any."""
+    if kind == "branch" and not branches(named):
+        return False
     name: str = getattr(named, kind)
     declared = declaration(kind, name)
     return is_user_function(name) or (declared is not None and key in declared.reads)
+
+
+def branches(named: AlgorithmConfig) -> bool:
+    """Whether the chosen credit continues rollouts from inside."""
+    declared = declaration("credit", named.credit)
+    return declared is not None and "branch" in declared.reads
 
 
 def check_settings(named: AlgorithmConfig, kinds: Sequence[Kind]) -> None:

@@ -8,10 +8,11 @@ from leyden.orchestrator.algorithm.user_functions import CREDIT_FUNCTIONS
 from leyden.orchestrator.credit.advantages import AdvantageEstimator, Compare
 from leyden.orchestrator.credit.samples import SampleFilter
 from leyden.rl import registry
+from leyden.rl.branch import Branch
 from leyden.rl.registry import IncompatibleAlgorithms, Kind, UnknownAlgorithm, declaration
 from leyden.rl.signals import SignalKind, SignalRules
 
-_KINDS: tuple[Kind, ...] = ("credit", "advantage", "aggregation", "state")
+_KINDS: tuple[Kind, ...] = ("credit", "advantage", "aggregation", "state", "branch")
 """Those that are not the learner's."""
 
 
@@ -20,6 +21,8 @@ class Algorithm(Struct, frozen=True):
 
     sample_filter: SampleFilter
     advantage_estimator: AdvantageEstimator
+    branch: Branch | None
+    """Where rollouts are continued to estimate values; None: they are not."""
     critic: bool
     """Whether it reads a critic's values."""
     signals: SignalRules
@@ -71,6 +74,7 @@ def algorithm_of(config: Config) -> Algorithm:
                 normalize_by=named.normalize_by,
                 compare=_compare(named),
             ),
+            branch=load_algorithm("branch", config, CREDIT_FUNCTIONS) if registry.branches(named) else None,
             critic=registry.needs_critic(named.credit, named.advantage),
             signals=_signals(config),
             kl_penalty=named.kl if named.kl_in == "reward" else 0.0,

@@ -40,6 +40,10 @@ def _check_state(key: Any, *_: Any) -> str | None:
     return None
 
 
+def _check_branch(found: Any, *_: Any) -> str | None:
+    return None if isinstance(found, bool) else f"{found!r}: return True to continue the rollout from there, or False"
+
+
 def _check_rule(weight: Any, signal: Any) -> str | None:
     if weight is None or _is_number(weight):
         return None
@@ -66,5 +70,6 @@ CREDIT_FUNCTIONS = {
     "algorithm.advantage": FunctionKind(("calls", "hyperparameters"), _check_advantage),
     "algorithm.aggregation": FunctionKind(("lengths", "hyperparameters"), _check_aggregation),
     "algorithm.state": FunctionKind(("episode", "call"), _check_state),
+    "algorithm.branch": FunctionKind(("point", "hyperparameters"), _check_branch),
     "signals.rule": FunctionKind(("signal",), _check_rule),
 }

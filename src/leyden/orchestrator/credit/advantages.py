@@ -1,5 +1,6 @@
 """Computes advantage, loss weight and critic target of each sample of an update."""
 
+import math
 from collections.abc import Hashable, Sequence
 from itertools import chain
 from statistics import stdev
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from leyden.config import Hyperparameters
 from leyden.learner.sample import Sample
+from leyden.orchestrator.credit.branches import add_returns, find_continuations, shares, times_counted
 from leyden.orchestrator.credit.samples import (
     Groups,
     SelectedRollout,
@@ -65,9 +67,11 @@ class _Entry(Struct, frozen=True):
     value: float
     baseline: float
     """The critic's value of the state before the call; 0 without a critic."""
+    known: float = math.nan
+    """The value of that state, as continuations estimate it."""
 
 
-class _CreditedCall(_Entry, frozen=True):
+class _CreditedCall(_Entry, frozen=True, kw_only=True):
     """The entry of a call that gets credit."""
 
     sample: Sample
@@ -94,7 +98,10 @@ def compute_advantages(
         _rewards(one, scale_G[group], samples, indices, inputs)
         for one, group, indices in zip(rollouts, group_R, samples_R, strict=True)
     ]
+    continuations = find_continuations(groups)
+    rewards_R = add_returns(rewards_R, continuations)
     values_R_C = [estimator.credit(rewards, estimator.hyperparameters) for rewards in rewards_R]
+    known_R_C = [rewards.known for rewards in rewards_R]
     situations_R_C = [situations(rollout.episode) for rollout in rollouts]
     credited = [
         _CreditedCall(
@@ -102,9 +109,10 @@ def compute_advantages(
             situations_R_C[sample.rollout][sample.call_index],
             value,
             inputs.values[index] if inputs.values else 0.0,
-            sample,
+            math.nan if (known := known_C[sample.call_index]) is None else known,
+            sample=sample,
         )
-        for values_C, indices in zip(values_R_C, samples_R, strict=True)
+        for values_C, known_C, indices in zip(values_R_C, known_R_C, samples_R, strict=True)
         for index, sample in ((index, samples[index]) for index in indices)
         if (value := values_C[sample.call_index]) is not None
     ]
@@ -124,7 +132,11 @@ def compute_advantages(
     tokens_R_C: list[list[int]] = [[] for _ in rollouts]
     for call in credited:
         tokens_R_C[call.rollout].append(len(call.sample.token_indices))
-    weights_C = chain(*estimator.aggregation(tokens_R_C, estimator.hyperparameters))
+    weights_C = [*chain(*estimator.aggregation(tokens_R_C, estimator.hyperparameters))]
+    if continuations:
+        times = times_counted(tokens_R_C, continuations)
+        shares_C = shares(((call.rollout, call.sample.call_index) for call in credited), continuations)
+        weights_C = [times * share * weight for share, weight in zip(shares_C, weights_C, strict=True)]
     advantages_C = estimator.advantage(calls, estimator.hyperparameters)[: len(credited)]
     accounting.advantages += [
         SituatedAdvantage(rollouts[call.rollout].episode.rollout.group, call.situation, float(advantage))
@@ -186,6 +198,7 @@ def _call_batch(
         returns=np.array([rewards.total for rewards in rewards_R])[rollout_C],
         baseline=np.array([entry.baseline for entry in entries], dtype=np.float64),
         state=np.concatenate([states, states.max(initial=-1) + 1 + np.arange(len(without_samples))]),
+        known=None if all(math.isnan(entry.known) for entry in entries) else np.array([one.known for one in entries]),
         situation=None if estimator.compare in ("group", None) else number_classes(all_same, situation_C),
     )
 

@@ -120,6 +120,10 @@ def select_rollouts(
             excluded[str(outcome.ending)] += 1
             exclude_calls(episode, [f"rollout ended as {outcome.ending}"] * len(episode.calls))
             continue
+        if episode.left_origin:
+            excluded["diverged"] += 1
+            exclude_calls(episode, ["diverged from the record"] * len(episode.calls))
+            continue
         reasons = tuple(
             episode.exclusion_reason(
                 call, sample_filter.roles, sample_filter.allow_biased_sampling, sample_filter.policy

@@ -102,6 +102,7 @@ def step_metrics(report: StepReport) -> dict[str, float]:
         "groups/flat_failed": report.flat["failed"],
         **{f"tasks/{name}": value for name, value in report.tasks.items()},
         **{f"calls/{name}": value for name, value in report.usage.metrics().items()},
+        **report.branches.metrics(),
         "calls/states_shared": fmean(accounting.states_shared) if accounting.states_shared else None,
         "calls/trained": accounting.calls_trained,
         "tokens/sampled": report.sampled,

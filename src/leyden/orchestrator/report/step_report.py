@@ -13,6 +13,7 @@ from leyden.learner.protocol import UpdateMetrics
 from leyden.orchestrator.credit.samples import StepAccounting
 from leyden.orchestrator.publications import Publications
 from leyden.orchestrator.report.call_positions import CallPositions
+from leyden.orchestrator.rollouts.branch_usage import BranchUsage
 from leyden.orchestrator.rollouts.call_usage import CallUsage
 from leyden.orchestrator.rollouts.evaluation import EvaluationResult
 from leyden.records import DEFAULT_POLICY, Call, RewardKind
@@ -31,6 +32,8 @@ class StepReport(Struct):
     """How often each signal gave an automatic reward."""
     sampled: int = 0
     """Sampled tokens."""
+    branches: BranchUsage = field(default_factory=BranchUsage)
+    """Rollouts that begin inside another one."""
     lengths: list[int] = field(default_factory=list)
     """Sampled tokens of each call."""
     rollout_lengths: list[int] = field(default_factory=list)
@@ -83,14 +86,16 @@ class StepReport(Struct):
         self.usage.add(episodes, [config.policy])
         self._count_flat_groups(episodes, config)
         for episode in episodes:
-            self.count_tokens([call for call in episode.calls if call.policy == config.policy], publications)
+            own = [call for call in episode.calls if call.policy == config.policy and not episode.inherits(call)]
+            self.count_tokens(own, publications)
             self.positions.add(episode, config.policy)
             if automatic:
                 given = [reward for reward in episode.effective_rewards if reward.kind is RewardKind.AUTOMATIC]
                 self.signals.update(reward.name.partition("/")[0] for reward in given)
                 self.automatic.append(sum(reward.weight * reward.value for reward in given))
             reward = episode.final_reward(config.rollout.failure_reward)
-            if reward is not None:
+            self.branches.add(episode, reward)
+            if reward is not None and episode.rollout.origin is None:
                 self.rewards.append(reward)
                 for role in {episode.role(call) for call in episode.calls} - {None}:
                     self.by_role.setdefault(str(role), []).append(reward)

@@ -75,12 +75,9 @@ class Difficulty:
         self._update_chances()
 
     def _add(self, counts: Floats, rewards: Sequence[float]) -> None:
-        informative = is_informative(rewards)
-        succeeded = sum(reward >= self._success for reward in rewards)
-        if informative and succeeded in (0, len(rewards)):
-            # the threshold says nothing about rewards like these: their group divides them
-            succeeded = sum(reward > fmean(rewards) for reward in rewards)
+        succeeded = count_successes(rewards, self._success)
         if not counts.any():
+            informative = is_informative(rewards)
             self._first = self._first * _KEPT_OF_FIRST + (informative, not informative)
         counts *= _KEPT_PER_GROUP
         counts += succeeded, len(rewards) - succeeded
@@ -111,6 +108,17 @@ class Difficulty:
 def is_informative(rewards: Sequence[float]) -> bool:
     """Whether the rewards of a group differ."""
     return min(rewards) != max(rewards)
+
+
+def count_successes(rewards: Sequence[float], success: float) -> int:
+    """Count the rewards of a group that are at least `success`.
+
+    If all or none are and they differ, the threshold says nothing about rewards like these: their mean divides them.
+    """
+    succeeded = sum(reward >= success for reward in rewards)
+    if succeeded in (0, len(rewards)) and rewards and is_informative(rewards):
+        return sum(reward > fmean(rewards) for reward in rewards)
+    return succeeded
 
 
 def informative_chance(counts: Floats, prior: float, size: int) -> Floats:

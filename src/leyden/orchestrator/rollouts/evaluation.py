@@ -15,7 +15,7 @@ from leyden.orchestrator.rollouts.collector import RolloutCollector
 from leyden.records import Purpose, Task
 
 _ENOUGH_ROLLOUTS, _MAX_REPEATS = 32, 4
-_FIRST = 10
+HIGHEST_PRIORITY = 10
 """The highest priority of a group."""
 
 
@@ -50,7 +50,7 @@ async def evaluate(
     """Run each task `rollouts_per_task` times; return the result and the episodes in the order of the tasks."""
     rollouts = rollouts_per_task(config, len(tasks))
     # beside rollouts to train on, those of an evaluation come first: the next publication waits for them
-    priority = _FIRST if config.training.max_staleness else 0
+    priority = HIGHEST_PRIORITY if config.training.max_staleness else 0
     specs = [GroupSpec(f"{name}-{task.id}", task, rollouts, purpose, priority, step=step) for task in tasks]
     done: dict[str, list[Episode]] = {}
     progress(0, len(specs) * rollouts)

@@ -4,11 +4,13 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from leyden.api.wire import GroupSpec
 from leyden.config import Config
-from leyden.config.policies import role_routes
+from leyden.config.policies import policy_configs, role_routes
 from leyden.episodes import Episode
-from leyden.learner.protocol import OpenGroup
+from leyden.learner.protocol import OpenGroup, TrainerState
 from leyden.orchestrator.algorithm.resolve import Algorithm
 from leyden.orchestrator.credit.advantages import teaches
 from leyden.orchestrator.credit.samples import (
@@ -23,6 +25,7 @@ from leyden.orchestrator.health.routed_roles import check_roles
 from leyden.orchestrator.publications import Publications
 from leyden.orchestrator.report.reports import Reports
 from leyden.orchestrator.report.step_report import StepReport
+from leyden.orchestrator.rollouts.branching import Branching
 from leyden.orchestrator.rollouts.collector import Gathering, RolloutCollector
 from leyden.orchestrator.rollouts.open_groups import OpenGroups, RequestedGroup, Selection
 from leyden.orchestrator.rollouts.signals import reward_automatically
@@ -44,11 +47,11 @@ class StepRollouts:
         reports: Reports,
         publications: Publications,
         taken: TakenGroups,
-        open_groups: Sequence[OpenGroup] = (),
+        state: TrainerState,
     ) -> None:
         """`algorithms` are those of the policies that are trained. `publications` say how old a group is.
 
-        `open_groups` are those that were requested before the run was resumed.
+        `state` is that of a run that is resumed.
         """
         self._config, self._algorithms, self._source = config, algorithms, source
         self._signals = next(iter(algorithms.values())).signals  # they are those of the run
@@ -56,7 +59,13 @@ class StepRollouts:
         self._collector, self._health, self._reports = collector, health, reports
         self._publications, self._gathering = publications, Gathering(collector, source.drawn)
         self._open, self._taken = OpenGroups(config.training, publications), taken
-        self._resumed: Sequence[OpenGroup] = open_groups
+        self._resumed = state.open_groups
+        self._branching = {
+            name: Branching(policy_configs(config)[name], algorithm.branch, state.branch_debt)
+            for name, algorithm in algorithms.items()
+            if algorithm.branch is not None
+        }
+        """By policy; one at the most."""
         self._unchecked: list[Sequence[Episode]] = []
         """Of groups that have finished since failures were last counted."""
 
@@ -64,6 +73,11 @@ class StepRollouts:
     def open_groups(self) -> tuple[OpenGroup, ...]:
         """The groups that were requested and not trained on yet, oldest first."""
         return self._open.state
+
+    @property
+    def branch_debt(self) -> float:
+        """The tokens that were sampled for continuations beyond their budget, which the next step saves."""
+        return sum(branching.debt for branching in self._branching.values())
 
     async def collect(self, reports: Mapping[str, StepReport]) -> tuple[dict[str, Groups], list[Episode]]:
         """Collect the groups of a step in the order of their positions.
@@ -84,10 +98,17 @@ class StepRollouts:
         self._check_streak()
         await self._taken.add(report.step, [group.open.position for group in taken])
         episodes = [episode for group in taken for episode in group.episodes or ()]
-        report.tasks = self._source.add_step(taken, self._config.rollout.failure_reward)
+        report.tasks = self._source.add_step(taken, report.step, self._config.rollout.failure_reward)
         for group in taken:
             for name, selection in group.selections.items():
                 reports[name].accounting.add(selection.accounting)
+        groups: dict[str, Groups] = {
+            name: [one.rollouts for group in taken if (one := group.selections[name]).rollouts is not None]
+            for name in reports
+        }
+        for name, branching in self._branching.items():
+            groups[name], continuations = await self._continue(branching, taken, reports[name], name)
+            episodes += continuations
         check_roles(episodes, self._role_routes)
         self._reports.warn(self._health.add_rollouts(f"step {report.step}", episodes))
         report.sampling_s = time.monotonic() - started
@@ -96,11 +117,28 @@ class StepRollouts:
             report.sampling_split = split_sampling(report.sampling_s, episodes, calls, report.started)
         for other in reports.values():
             other.tasks, other.sampling_s, other.sampling_split = report.tasks, report.sampling_s, report.sampling_split
-        groups: dict[str, Groups] = {
-            name: [one.rollouts for group in taken if (one := group.selections[name]).rollouts is not None]
-            for name in reports
-        }
         return groups, episodes
+
+    async def _continue(
+        self, branching: Branching, taken: Sequence[RequestedGroup], report: StepReport, policy: str
+    ) -> tuple[Groups, list[Episode]]:
+        """Continue rollouts from inside; return all groups of the step, and the episodes of continuations."""
+        selected_G = [one for group in taken if (one := group.selections[policy].rollouts) is not None]
+        sampled = [episode for group in taken for episode in group.episodes or ()]
+        specs, found = branching.plan(selected_G, sampled, report.step), dict[str, list[Episode]]()
+        async for spec, episodes in self._collector.gather(specs):
+            found[spec.id] = await reward_automatically(self._collector.remote, episodes, self._signals, report.step)
+            self._reports.progress(report.step, len(found), len(specs), "groups of continuations")
+        sample_filter = replace(self._algorithms[policy].sample_filter, min_group=2)
+        groups: list[Sequence[SelectedRollout]] = []
+        for group in selected_G:
+            attempts = {rollout.episode.attempt.id for rollout in group}
+            own = [found[spec.id] for spec in specs if spec.origin is not None and spec.origin.attempt in attempts]
+            selected = [select_rollouts(one, sample_filter, report.accounting) for one in own]
+            groups += [group, *(one for one in selected if one is not None)]
+        continuations = [episode for spec in specs for episode in found[spec.id]]
+        branching.add_step(sampled, continuations)
+        return groups, continuations
 
     async def _request(self, step: int, resumed: Iterable[OpenGroup] = ()) -> None:
         """Request as many groups as may be open, those of an earlier process first, and all that the step repeats."""

@@ -46,6 +46,9 @@ class CallBatch(Struct, frozen=True):
     situation: Ints | None = None
     """Calls with equal numbers had the same role, or the same role and turn (`algorithm.compare`), in any group. None:
     calls are compared whatever their situation."""
+    known: Floats | None = None
+    """The value of the state before each call, as continuations estimate it: what is expected of the call. NaN, or
+    None for all: it is not known."""
 
     def mean(self, of: Floats, by: Ints) -> Floats:
         """Return the weighted mean of each class, for each of its calls."""
@@ -58,6 +61,11 @@ class CallBatch(Struct, frozen=True):
         level of the class plus what the situation adds to it in other classes. It counts for less if few others were in
         that situation. With `leave_out`, the call's own rollout has no influence.
         """
+        if self.known is not None:
+            unknown = np.isnan(self.known)
+            found = self.known.copy()
+            found[unknown] = self._only(unknown).expected(by[unknown], leave_out)
+            return found
 
         def add_up(of: Floats, classes: Ints) -> Floats:
             return total(of, classes) - (total(of, joined(classes, self.rollout)) if leave_out else 0.0)
@@ -98,12 +106,21 @@ class CallBatch(Struct, frozen=True):
 
         If situations are compared, values of one situation differ, or one situation has a single rollout.
         """
+        if self.known is not None:
+            return ~self.alone & (largest(np.abs(self.above(self.group)), self.group) > 0)
         differs = self.deviation(self.value, self.group) > 0
         if self.situation is not None:
             cell, weight = joined(self.group, self.situation), self._weight_in_situation
             within = replace(self, weight=weight).deviation(self.value, cell) > 0
             differs &= largest(np.where(within | (total(weight, cell) < 1.5), 1.0, 0.0), self.group) > 0
         return ~self.alone & differs
+
+    def _only(self, chosen: Bools) -> "CallBatch":
+        """Return some of the calls, whose rollouts have the same weight as with all of theirs; nothing is known."""
+        fields = {name: found[chosen] for name in self.__struct_fields__ if (found := getattr(self, name)) is not None}
+        of_rollout = total(self.weight, self.rollout)[chosen]
+        weight = fields["weight"] * of_rollout / total(fields["weight"], fields["rollout"])
+        return CallBatch(**{**fields, "weight": weight, "known": None})
 
     @property
     def _weight_in_situation(self) -> Floats:

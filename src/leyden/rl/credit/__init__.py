@@ -6,6 +6,7 @@ in the sequence.
 """
 
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 from msgspec import Struct
 
@@ -22,6 +23,8 @@ class RolloutRewards(Struct, frozen=True):
     """Which of the calls are trained on."""
     critic: tuple[float, ...] = ()
     """A critic's value of the state before each call; empty without a critic, ignored for unselected calls."""
+    continued: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    """For each point from which the rollout was continued: after how many calls, and the returns of continuations."""
 
     @property
     def total(self) -> float:
@@ -32,6 +35,14 @@ class RolloutRewards(Struct, frozen=True):
     def per_call(self) -> tuple[float, ...]:
         """The rewards in time: the final reward comes with the last call."""
         return (*self.steps[:-1], self.steps[-1] + self.final) if self.steps else ()
+
+    @property
+    def known(self) -> tuple[float | None, ...]:
+        """The value of the state before each call, as continuations from the last point before it estimate it."""
+        means = [(calls, fmean(returns)) for calls, returns in self.continued]
+        return tuple(
+            next((mean for calls, mean in reversed(means) if calls <= call), None) for call in range(len(self.steps))
+        )
 
 
 Credit = Callable[[RolloutRewards, Hyperparameters], Sequence[float | None]]

@@ -21,6 +21,8 @@ const CHARTS = [
   ["trainer and engine agree", [["training/ess_token", "effective sample size by token"], ["training/ess_call", "by call"]], { max: 1, unit: "share" }],
   ["staleness", [["staleness/mean", "mean"], ["staleness/max", "most"]], { zero: true, unit: "versions behind" }],
   ["tokens of a step", [["tokens/sampled", "sampled"], ["tokens/trained", "trained on"]], { zero: true }],
+  ["rollouts that continue another one", [["branches/reward", "mean reward"], ["branches/diverged", "share that left the record"]], { zero: true }],
+  ["tokens of rollouts that continue another one", [["tokens/replayed", "replayed"], ["tokens/branched", "sampled"]], { stacked: true }],
   ["tokens of the training step", [["tokens/computed", "computed"], ["tokens/saved", "saved: shared with another call"]], { stacked: true }],
   ["length", [["length/call", "of a call"], ["length/rollout", "of a rollout"]], { zero: true, unit: "tokens" }],
   ["time of a step", [["time/sampling_s", "sampling"], ["time/training_s", "training"], ["time/publishing_s", "publishing"]], { stacked: true, unit: "s" }],

@@ -1,0 +1,92 @@
+"""Continues hard tasks from inside their best rollouts, so that about half of the continuations succeed.
+
+A task is hard if fewer than half of the rollouts of its last group succeeded. Its next group begins inside its best
+recent rollout: that one's first calls are replayed from the record, as context. The prefix grows if all continuations
+fail and shrinks if more than half succeed. At most every second group continues a task.
+"""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from leyden.episodes import Episode
+from leyden.learner.protocol import BestRollout, OpenGroup, PrefixRecord
+from leyden.orchestrator.rollouts.difficulty import count_successes
+from leyden.orchestrator.rollouts.open_groups import RequestedGroup
+from leyden.records import Origin
+
+_IN_A_ROW = 3
+"""The most groups that continue a task before it waits for its turn in the order of tasks."""
+_RECENT_STEPS = 32
+"""How long a rollout can be continued: the policy hardly reaches what a much older one has reached."""
+
+
+class Prefixes:
+    """Chooses which tasks are continued, and where."""
+
+    def __init__(self, success: float, failure_reward: float, record: PrefixRecord) -> None:
+        """A rollout succeeds if its reward is at least `success`. `record` is that of a run that is resumed."""
+        self._success, self._failure_reward = success, failure_reward
+        self._best, self._waiting = dict(record.best), [*record.waiting]
+        self.continued = record.continued
+        """How many groups have continued a task."""
+
+    @property
+    def record(self) -> PrefixRecord:
+        """What a run that is resumed needs to know."""
+        return PrefixRecord(dict(self._best), tuple(self._waiting), self.continued)
+
+    def take(self, position: int, version: int, step: int) -> OpenGroup | None:
+        """Return the next group that continues a task, if the group at a position does."""
+        if position % 2 == 0 or not self._waiting:
+            return None
+        self.continued += 1
+        return replace(self._waiting.pop(0), position=position, version=version, step=step)
+
+    def add_step(self, groups: Sequence[RequestedGroup], step: int) -> None:
+        """Choose the tasks that can be continued after a step by the rewards of its groups."""
+        found = [next for group in groups if (next := self._next(group, step)) is not None]
+        self._waiting = [open for _, open in sorted(found, key=lambda one: (one[0], one[1].position))]
+
+    def _next(self, group: RequestedGroup, step: int) -> tuple[float, OpenGroup] | None:
+        """Return the group that continues the task of a group, after the share of rollouts that succeeded."""
+        scored = [
+            (reward, episode)
+            for episode in group.episodes or ()
+            if not episode.left_origin and (reward := episode.final_reward(self._failure_reward)) is not None
+        ]
+        rewards, open, task = [reward for reward, _ in scored], group.open, group.spec.task.id
+        if len(rewards) < 2:
+            return None
+        succeeded = count_successes(rewards, self._success) / len(rewards)
+        self._keep_best(task, scored, step)
+        best = self._best.get(task)
+        if best is None or step - best.step > _RECENT_STEPS:
+            return None
+        if open.origin is not None:
+            share = (1 + best.share) / 2 if not succeeded else best.share / 2 if succeeded > 0.5 else best.share
+            best = self._best[task] = replace(best, share=share)
+        elif succeeded >= 0.5 or min(rewards) >= self._success:
+            return None
+        if open.continues == _IN_A_ROW:
+            return None
+        calls = round(best.share * best.calls)
+        if not 0 < calls < best.calls:
+            return None
+        origin = Origin(best.attempt, calls)
+        place = open.position if open.place is None else open.place
+        return succeeded, replace(open, place=place, continues=open.continues + 1, origin=origin)
+
+    def _keep_best(self, task: str, scored: Sequence[tuple[float, Episode]], step: int) -> None:
+        """Keep the best rollout of a group, if it is as good as the best of the record.
+
+        If all failed alike, none of them is known to be better than another: they are not kept.
+        """
+        rewards_R = [(reward, sum(one.reward for one in episode.transitions)) for reward, episode in scored]
+        found = max(rewards_R)
+        if found == min(rewards_R) and found[0] < self._success:
+            return
+        known, episode = self._best.get(task), scored[rewards_R.index(found)][1]
+        if known is None or step - known.step > _RECENT_STEPS or found >= known.reward:
+            share = known.share if known is not None else 0.5
+            self._best[task] = BestRollout(episode.attempt.id, len(episode.calls), found, step, share)

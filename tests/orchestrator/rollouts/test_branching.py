@@ -1,0 +1,121 @@
+"""Rollouts of a step are continued from inside, within a budget of tokens, and resumed runs do the same."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from scripted_training import Crash, ScriptedRun
+from smallepisodes import call
+
+from leyden.api.wire import GroupSpec
+from leyden.config import ConfigError, read_config
+from leyden.episodes import Episode
+from leyden.outcomes import Ending
+from leyden.records import Call, DivergedCall
+
+TOKENS = 3
+
+
+def script(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
+    """Rollouts of four calls, every second of which succeeds."""
+    calls = [
+        call(f"{spec.id}.{index}.{number}", TOKENS) for number in range(4 - (spec.origin.calls if spec.origin else 0))
+    ]
+    return float(index % 2), calls, Ending.SUCCEEDED
+
+
+def training(folder: Path, steps: int = 3, **algorithm: object) -> ScriptedRun:
+    named = {"credit": "sampled", "continuations": 2, **algorithm}
+    size = {"steps": steps, "tasks_per_step": 2, "group_size": 4}
+    return ScriptedRun(folder, script, training=size, algorithm=named)
+
+
+def continuations(run: ScriptedRun) -> dict[str, list[Episode]]:
+    return {name: found for name, found in run.store.sampled.items() if found[0].rollout.origin is not None}
+
+
+async def test_rollouts_are_continued_from_their_middle_and_what_that_adds_is_trained_on(tmp_path: Path) -> None:
+    run = training(tmp_path, 1)
+    await run.start()
+    found = continuations(run)
+    # 8 rollouts of 12 tokens give 48 tokens to continuations; 12 of them continue one rollout
+    assert len(found) == 4 and all(name.endswith(".1-2") for name in found)
+    assert {one.rollout.step for group in found.values() for one in group} <= {None, 1}
+    (update,) = (entry for entry in run.journal if entry.startswith("accumulate"))
+    trained = [word.split(":")[0] for word in update.split()[1:]]
+    for name, group in found.items():
+        assert all(f"{name}.{index}.0" in trained for index in (0, 1)), "what it adds"
+        assert len([one for one in trained if one.startswith(name)]) == sum(len(one.calls) - 2 for one in group)
+    report = run.observer.reports[0]
+    assert (report.branches.sampled, report.branches.replayed) == (4 * 2 * 2 * TOKENS, 4 * 2 * 2 * TOKENS)
+    assert report.sampled == (8 * 4 + 4 * 2 * 2) * TOKENS and len(report.rewards) == 8
+    metrics = report.branches.metrics()
+    assert (metrics["branches/groups"], metrics["branches/diverged"], metrics["branches/reward"]) == (4, 0, 0.5)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize("points", [1, 3])
+async def test_a_step_that_takes_more_than_its_budget_leaves_less_to_the_next(
+    tmp_path: Path, share: float, points: int
+) -> None:
+    run = training(tmp_path, 6, branch_tokens=share, branch_points=points)
+    await run.start()
+    largest = 2 * TOKENS * sum((3, 2, 1) if points == 3 else (2,))
+    used = begun = 0.0
+    for report in run.observer.reports:
+        used += report.branches.sampled
+        begun += report.sampled - report.branches.sampled
+        assert used <= share * begun + largest + 1e-6  # one rollout more than the budget at the most, at any time
+    assert used > share * begun - largest or used == 6 * 8 * largest
+
+
+async def test_the_same_rollouts_are_continued_after_a_kill(tmp_path: Path) -> None:
+    whole = training(tmp_path / "whole", branch_tokens=0.3)
+    await whole.start()
+    assert whole.checkpoints[3][0].branch_debt > 0
+    for crash_at in range(3, len(whole.journal), 5):
+        run = training(tmp_path / f"{crash_at}", branch_tokens=0.3)
+        run.journal.crash_at = crash_at
+        with pytest.raises(Crash):
+            await run.start()
+        run.open()
+        await run.start()
+        assert run.learner.digest == whole.learner.digest and list(run.store.sampled) == list(whole.store.sampled)
+
+
+async def test_continuations_that_left_the_record_say_nothing_of_a_value_and_are_counted(tmp_path: Path) -> None:
+    run = training(tmp_path, 1, continuations=3)
+    make = run.store._episode
+
+    def diverging(run_id: str, spec: GroupSpec, index: int) -> Episode:
+        found = make(run_id, spec, index)
+        if spec.origin is None or index != 1:
+            return found
+        return replace(found, attempt=replace(found.attempt, diverged=DivergedCall(2, "the date")))
+
+    run.store._episode = diverging  # type: ignore[method-assign]
+    await run.start()
+    report = run.observer.reports[0]
+    groups = len(continuations(run))
+    assert report.accounting.excluded == {"diverged": groups}
+    assert report.branches.metrics()["branches/diverged"] == pytest.approx(1 / 3)
+    # the others failed, so every second rollout that was continued did better than what is known of its middle
+    assert report.branches.rewards == [0.0] * 2 * groups
+    update = next(entry for entry in run.journal if entry.startswith("accumulate"))
+    assert all(f"{name}.1." not in update for name in continuations(run))
+
+
+def test_settings_that_change_returns_are_refused() -> None:
+    for key, value in (("kl_in", "reward"), ("scale_steps", True)):
+        with pytest.raises(ConfigError, match=r"set `algorithm.scale_steps = false` and `algorithm.kl_in"):
+            read_config({"run": "r", "agent": "a", "tasks": "t", "algorithm": {"credit": "sampled", key: value}})
+
+
+def test_several_policies_are_refused() -> None:
+    policies = {"one": {"roles": ["writer"]}, "other": {}}
+    document = {"run": "r", "agent": "a", "tasks": "t", "algorithm": {"credit": "sampled"}, "policies": policies}
+    with pytest.raises(ConfigError, match="continues the rollouts of one policy"):
+        read_config(document)
+    policies["other"]["trained"] = False  # type: ignore[assignment]
+    read_config(document)

@@ -1,0 +1,146 @@
+"""Hard tasks are continued from inside their best rollouts, and only what is new is trained on."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from scripted_training import Crash, ScriptedRun
+from smallepisodes import call, episode
+
+from leyden.api.wire import GroupSpec
+from leyden.episodes import Episode
+from leyden.learner.protocol import OpenGroup, PrefixRecord
+from leyden.orchestrator.rollouts.open_groups import RequestedGroup
+from leyden.orchestrator.rollouts.prefixes import Prefixes
+from leyden.outcomes import Ending
+from leyden.records import Call, DivergedCall, Origin, Reward, RewardKind, Task
+
+NOTHING = PrefixRecord()
+
+
+def group(rewards: Sequence[float], position: int = 0, open: OpenGroup | None = None, calls: int = 8) -> RequestedGroup:
+    open = open or OpenGroup(position, 0, 1)
+    spec = GroupSpec(f"train-{open.position}", Task(f"t{open.position}", {}), len(rewards), origin=open.origin)
+    found = [episode(index, reward, [call(f"c{n}") for n in range(calls)]) for index, reward in enumerate(rewards)]
+    return RequestedGroup(open, spec, [replace(one, rollout=replace(one.rollout, origin=open.origin)) for one in found])
+
+
+def after(*groups: RequestedGroup, prefixes: Prefixes | None = None, step: int = 1) -> tuple[Prefixes, list[OpenGroup]]:
+    """The groups that can be requested after a step."""
+    prefixes = prefixes or Prefixes(1.0, 0.0, NOTHING)
+    prefixes.add_step(groups, step)
+    return prefixes, list(prefixes.record.waiting)
+
+
+def test_a_hard_task_is_continued_from_the_middle_of_its_best_rollout() -> None:
+    _, waiting = after(group([0.0, 0.0, 1.0, 0.0]))
+    assert waiting == [OpenGroup(0, 0, 1, None, 0, 1, Origin("g.2.1", 4))]
+
+
+@pytest.mark.parametrize("rewards", [[0.0] * 4, [1.0] * 4, [1.0, 1.0, 0.0, 0.0]])
+def test_others_are_not(rewards: list[float]) -> None:
+    """Nothing is known to be better than another rollout, or half of them succeed."""
+    assert after(group(rewards))[1] == []
+
+
+def test_a_task_that_fails_now_is_continued_from_the_rollout_that_once_succeeded_unless_that_is_long_ago() -> None:
+    prefixes, _ = after(group([0.0, 1.0, 1.0, 0.0]))
+    assert after(group([0.0] * 4), prefixes=prefixes, step=33)[1][0].origin == Origin("g.1.1", 4)
+    assert after(group([0.0] * 4), prefixes=prefixes, step=34)[1] == []
+
+
+def test_step_rewards_tell_which_of_equal_rollouts_was_best() -> None:
+    hard = group([0.0] * 3)
+    earned = Reward("s", 0.5, RewardKind.STEP, call="c0")
+    assert hard.episodes is not None
+    hard.episodes = [hard.episodes[0], replace(hard.episodes[1], rewards=(*hard.episodes[1].rewards, earned))]
+    assert after(hard)[1][0].origin == Origin("g.1.1", 4)
+
+
+def test_the_prefix_grows_if_all_fail_and_shrinks_if_most_succeed_and_stays_if_half_do() -> None:
+    prefixes, (first,) = after(group([0.0, 0.0, 0.0, 1.0]))
+    prefixes, (second,) = after(group([0.0] * 4, open=first), prefixes=prefixes)
+    assert second.origin == Origin("g.3.1", 6) and second.continues == 2
+    prefixes, (third,) = after(group([0.0, 1.0, 0.0, 1.0], open=second), prefixes=prefixes)
+    assert third.origin == Origin("g.1.1", 6)  # a newer rollout that is as good
+    prefixes, nothing = after(group([1.0] * 4, open=third), prefixes=prefixes)
+    assert nothing == []  # three in a row
+    assert prefixes.record.best["t0"].share == 0.375
+    assert after(group([0.0] * 4), prefixes=prefixes)[1][0].origin == Origin("g.0.1", 3)
+
+
+def test_a_prefix_of_no_call_is_the_task_itself() -> None:
+    prefixes, (first,) = after(group([0.0, 0.0, 1.0], calls=2))
+    assert after(group([1.0] * 3, open=first, calls=2), prefixes=prefixes)[1] == []
+
+
+def test_rollouts_that_left_the_record_say_nothing_of_the_prefix() -> None:
+    prefixes, (first,) = after(group([0.0, 0.0, 0.0, 1.0]))
+    continued = group([0.0, 0.0, 1.0, 1.0], open=first)
+    assert continued.episodes is not None
+    continued.episodes = [_diverged(one, 2) if index > 1 else one for index, one in enumerate(continued.episodes)]
+    assert after(continued, prefixes=prefixes)[1][0].origin == Origin("g.3.1", 6)
+
+
+def _diverged(episode: Episode, number: int) -> Episode:
+    return replace(episode, attempt=replace(episode.attempt, diverged=DivergedCall(number, "the date")))
+
+
+def test_every_second_group_continues_a_task_the_hardest_first() -> None:
+    once = [1.0, 0.0, 0.0, 0.0, 0.0]
+    prefixes, _ = after(group([1.0, 1.0, 0.0, 0.0, 0.0]), group(once, 1), group(once, 2))
+    taken = [prefixes.take(position, 5, 2) for position in range(10, 18)]
+    assert [one and one.place for one in taken] == [None, 1, None, 2, None, 0, None, None]
+    assert taken[1] == OpenGroup(11, 5, 2, None, 1, 1, Origin("g.0.1", 4)) and prefixes.record.continued == 3
+
+
+def test_what_is_known_outlives_a_restart() -> None:
+    prefixes, _ = after(group([0.0, 0.0, 1.0]), group([0.0, 0.0, 1.0], 1))
+    prefixes.take(1, 0, 2)
+    record = msgspec.json.decode(msgspec.json.encode(prefixes.record), type=PrefixRecord)
+    resumed = Prefixes(1.0, 0.0, record)
+    assert resumed.take(3, 0, 2) == prefixes.take(3, 0, 2) is not None and resumed.record == prefixes.record
+
+
+def sparse(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
+    """One of four rollouts of a task succeeds, and half of its continuations."""
+    calls = [call(f"{spec.id}.{index}.{number}") for number in range(4 - (spec.origin.calls if spec.origin else 0))]
+    return float(index % 2 if spec.origin else index == 3), calls, Ending.SUCCEEDED
+
+
+def training(folder: Path) -> ScriptedRun:
+    return ScriptedRun(folder, sparse, training={"steps": 3, "group_size": 4, "hard_tasks": "continue"})
+
+
+async def test_a_run_trains_on_what_continuations_add_and_reports_what_they_replay(tmp_path: Path) -> None:
+    run = training(tmp_path)
+    await run.start()
+    origins = {spec.id: spec.origin for spec in run.store.requested if spec.origin is not None}
+    assert [name.rpartition("-")[0] for name in origins] == ["train-3", "train-5"]
+    assert [origin.calls for origin in origins.values()] == [2, 2]
+    begun = [spec.task.id for spec in run.store.requested if spec.origin is None]
+    assert begun == [run.tasks.at(place).id for place in range(4)]  # no task is passed over
+    step_1, step_2, _ = (entry for entry in run.journal if entry.startswith("accumulate"))
+    assert "train-0.3.0:+1.50" in step_1
+    (first, *_) = origins
+    assert f"{first}.1.0:+0.87 {first}.1.1:+0.87" in step_2 and "train-0.3.0" not in step_2
+    metrics = run.observer.reports[1].branches
+    assert (metrics.replayed, metrics.sampled, metrics.rewards) == (4 * 2 * 3, 4 * 2 * 3, [0.0, 1.0, 0.0, 1.0])
+    assert run.observer.reports[1].sampled == 4 * 4 * 3 + 4 * 2 * 3
+    assert run.observer.reports[1].rewards == [0.0, 0.0, 0.0, 1.0]  # of the rollouts that begin with their task
+    assert run.observer.reports[1].accounting.calls_excluded == {"replayed": 8}
+
+
+async def test_a_run_that_is_killed_anywhere_continues_the_same_tasks(tmp_path: Path) -> None:
+    whole = training(tmp_path / "whole")
+    await whole.start()
+    for crash_at in range(4, len(whole.journal), 5):
+        run = training(tmp_path / f"{crash_at}")
+        run.journal.crash_at = crash_at
+        with pytest.raises(Crash):
+            await run.start()
+        run.open()
+        await run.start()
+        assert run.learner.digest == whole.learner.digest and list(run.store.sampled) == list(whole.store.sampled)
