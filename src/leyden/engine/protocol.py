@@ -4,11 +4,13 @@ Closing the stream of a request cancels it. The logprobs are those of the distri
 with temperature and grammar applied; each chunk names the version of the weights that sampled it.
 """
 
+import hashlib
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from leyden.records import Sampling
 
@@ -36,6 +38,31 @@ class EngineRequest(Struct, frozen=True):
     """The grammar that the completion must follow; see `leyden.engine.grammar`."""
     prompt_logprobs: bool = False
     """Whether the first chunk has the logprobs of the prompt's tokens, with `top_logprobs` alternatives each."""
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether `after` leaves nothing out: engines keep the state of grammars and of these penalties by request."""
+        return self.grammar is None and not (self.sampling.presence_penalty or self.sampling.frequency_penalty)
+
+    def after(self, sampled: tuple[int, ...]) -> "EngineRequest":
+        """Return the request for the rest of a completion of which these tokens are sampled."""
+        if not sampled:
+            return self
+        return replace(
+            self,
+            prompt_ids=self.prompt_ids + sampled,
+            max_tokens=self.max_tokens - len(sampled),
+            sampling=replace(self.sampling, seed=_later_seed(self.sampling.seed, len(sampled))),
+            prompt_logprobs=False,
+        )
+
+
+def _later_seed(seed: int | None, position: int) -> int | None:
+    """Derive the seed for the tokens after `position`: a continued completion does not repeat its random numbers."""
+    if seed is None:
+        return None
+    digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 class TokenChunk(Struct, frozen=True):
@@ -124,12 +151,14 @@ class Publication(Struct, frozen=True):
 
 
 class SocketAddress(Struct, frozen=True, tag="socket"):
-    """The engine answers over the socket that its process shares with the server's process."""
+    """The engine answers over a socket: the one that its process shares with the server's, or one that it listens on."""
 
     context_length: int
     vocab_size: int
     concurrency: int
     """Requests that the engine computes concurrently."""
+    location: str | None = None
+    """The path of the Unix socket that it listens on."""
 
 
 class VllmAddress(Struct, frozen=True, tag="vllm"):
@@ -149,7 +178,18 @@ class VllmAddress(Struct, frozen=True, tag="vllm"):
     """Whether each version is a LoRA adapter beside weights that do not change."""
 
 
-EngineAddress = SocketAddress | VllmAddress
+class ReplicasAddress(Struct, frozen=True, tag="replicas"):
+    """Several engines serve the same weights."""
+
+    replicas: tuple[SocketAddress | VllmAddress, ...]
+
+    @property
+    def concurrency(self) -> int:
+        """Requests that all of them compute concurrently."""
+        return sum(replica.concurrency for replica in self.replicas)
+
+
+EngineAddress = SocketAddress | VllmAddress | ReplicasAddress
 """How a server process reaches the engine."""
 
 

@@ -1,6 +1,6 @@
 """An engine in another process: `EngineServer` serves it over a stream, `RemoteEngine` is its client.
 
-Every message is one frame of MessagePack. When the stream ends, the engine is gone.
+Every message is one frame of MessagePack. When the stream ends, the engine is gone; `SocketEngine` connects again.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import itertools
 import logging
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -20,10 +20,12 @@ from leyden.engine.protocol import (
     EngineError,
     EngineLost,
     EngineRequest,
+    ReplicasAddress,
     SocketAddress,
     TokenChunk,
     VllmAddress,
 )
+from leyden.engine.router import Replica, ReplicaRouter
 from leyden.process.framing import read_frame, to_frame
 
 log = logging.getLogger(__name__)
@@ -104,6 +106,10 @@ class RemoteEngine:
     def resume(self, version: int) -> None:
         """Do nothing: every chunk names its version."""
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._writer.close()
+
     def _send(self, message: EngineMessage) -> None:
         if not self._writer.is_closing():
             self._writer.write(_framed(message))
@@ -122,6 +128,60 @@ class RemoteEngine:
     def _deliver(self, number: int, output: TokenChunk | EngineError) -> None:
         if (outputs := self._outputs.get(number)) is not None:  # None: it was cancelled, and this was on its way
             outputs.put_nowait(output)
+
+
+class SocketEngine:
+    """The client of an engine that listens on a Unix socket; it connects again if that was started again."""
+
+    reports_allowed_mass = True
+
+    def __init__(self, address: SocketAddress) -> None:
+        self.context_length, self.vocab_size = address.context_length, address.vocab_size
+        self._address = address
+        self._connecting = asyncio.Lock()
+        self._remote: RemoteEngine | None = None
+
+    async def close(self) -> None:
+        """Close the connection; requests in flight fail."""
+        if self._remote is not None:
+            self._remote.close()
+            await self._remote.ended
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Sample a completion, chunk by chunk. Raises `EngineLost` if nothing listens."""
+        remote = await self._connected()
+        async with aclosing(remote.generate(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def is_ready(self) -> bool:
+        """Whether the engine listens."""
+        try:
+            await self._connected()
+        except EngineLost:
+            return False
+        return True
+
+    def end_session(self, session: str) -> None:
+        """Free what is kept for a session."""
+        if self._remote is not None:
+            self._remote.end_session(session)
+
+    def hold(self) -> None:
+        """Do nothing: the engine's own process keeps sampling and weight changes apart."""
+
+    def resume(self, version: int) -> None:
+        """Do nothing: every chunk names its version."""
+
+    async def _connected(self) -> RemoteEngine:
+        async with self._connecting:
+            if self._remote is None or self._remote.ended.done():
+                try:
+                    streams = await asyncio.open_unix_connection(self._address.location)
+                except OSError as error:
+                    raise EngineLost(_GONE) from error
+                self._remote = RemoteEngine(*streams, self._address)
+            return self._remote
 
 
 class EngineServer:
@@ -201,27 +261,41 @@ async def connected(
 
     The streams are the socket between that process and this one.
     """
-    if not isinstance(address, VllmAddress):
+    if isinstance(address, SocketAddress):
         remote = RemoteEngine(reader, writer, address)
         yield remote, remote.ended
         return
+    async with AsyncExitStack() as opened:
+        if isinstance(address, VllmAddress):
+            engine: Engine = _open_replica(address, opened)
+        else:
+            engine = ReplicaRouter([_open_replica(replica, opened) for replica in address.replicas])
+            opened.push_async_callback(engine.close)
+        yield engine, asyncio.create_task(wait_end(reader, writer))
+
+
+def _open_replica(address: SocketAddress | VllmAddress, opened: AsyncExitStack) -> Replica:
+    if isinstance(address, SocketAddress):
+        socket = SocketEngine(address)
+        opened.push_async_callback(socket.close)
+        return socket
     from leyden.engine.vllm.engine import VllmEngine  # aiohttp is slow to import, and the embedded engine needs none
 
-    engine = VllmEngine(address)
-    try:
-        yield engine, asyncio.create_task(_end_of(reader, writer))
-    finally:
-        await engine.close()
+    vllm = VllmEngine(address)
+    opened.push_async_callback(vllm.close)
+    return vllm
 
 
 def describe_address(address: EngineAddress) -> str:
     """Return where an engine runs, for people."""
-    if not isinstance(address, VllmAddress):
+    if isinstance(address, ReplicasAddress):
+        return f"{len(address.replicas)} x {describe_address(address.replicas[0])}"
+    if isinstance(address, SocketAddress):
         return "embedded"
     return f"vLLM at {address.location}" if address.location.startswith("http") else "vLLM"
 
 
-async def _end_of(reader: StreamReader, writer: StreamWriter) -> None:
+async def wait_end(reader: StreamReader, writer: StreamWriter) -> None:
     """Wait until the other end is gone. A writer that nobody holds would close the connection."""
     while await reader.read(1 << 16):
         pass

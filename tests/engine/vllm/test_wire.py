@@ -25,7 +25,7 @@ from leyden.records import Sampling
 
 
 def body(request: EngineRequest, sampled: tuple[int, ...] = (), room: int = 100, seeded: bool = True) -> dict:
-    return json.loads(wire.body(request, sampled, room, seeded))
+    return json.loads(wire.body(request.after(sampled), room, seeded))
 
 
 REQUEST = EngineRequest((1, 2, 3), Sampling(seed=7, top_p=0.9), (5,), 10, "session")

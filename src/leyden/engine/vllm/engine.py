@@ -57,14 +57,17 @@ class VllmEngine:
         self._held.clear()
         self._resumed.set()
 
+    async def is_ready(self) -> bool:
+        """Whether vLLM answers, after it could not be reached."""
+        self._restarting = not await is_healthy(self._open())
+        return not self._restarting
+
     def end_session(self, session: str) -> None:
         """Do nothing: vLLM's prefix cache evicts by itself."""
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         """Sample a completion, chunk by chunk; closing the generator cancels the request."""
         self._check(request)
-        sampling = request.sampling
-        cannot_continue = request.grammar is not None or bool(sampling.presence_penalty or sampling.frequency_penalty)
         sampled: list[int] = []
         if request.prompt_logprobs:
             async with aclosing(self._prompt_logprobs(request)) as chunks:
@@ -76,9 +79,9 @@ class VllmEngine:
             await self._resumed.wait()
             held_back: list[TokenChunk] = []
             restarted = False
-            async with aclosing(self._sample(request, tuple(sampled))) as chunks:
+            async with aclosing(self._sample(request.after(tuple(sampled)))) as chunks:
                 async for chunk in chunks:
-                    if cannot_continue and not chunk.restarting:
+                    if not request.can_continue and not chunk.restarting:
                         if restarted and not held_back:
                             yield TokenChunk((), (), chunk.version)  # it answers again
                         held_back.append(chunk)
@@ -121,11 +124,11 @@ class VllmEngine:
         if not 0 <= min(ids) <= max(ids) < self.vocab_size:
             raise EngineError(f"the prompt has token ids outside of the model's 0 to {self.vocab_size - 1}")
 
-    async def _sample(self, request: EngineRequest, sampled: tuple[int, ...]) -> AsyncGenerator[TokenChunk, None]:
+    async def _sample(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         """Sample under one version. If the last chunk has no finish reason, a weight change aborted the request."""
         version = self.version
-        room = self.context_length - len(request.prompt_ids) - len(sampled)
-        body = wire.body(request, sampled, room, self._address.seeded, self._adapter)
+        room = self.context_length - len(request.prompt_ids)
+        body = wire.body(request, room, self._address.seeded, self._adapter)
         running = HttpStream(self._open(), body)
         async with aclosing(self._read(running)) as batches:
             async for data in batches:

@@ -4,7 +4,6 @@ It carries no text, so vLLM does not detokenise. Versions differ in two ways: up
 `"token_id:7"` and an aborted request ends without a finish reason; later versions send `token_id` and `"abort"`.
 """
 
-import hashlib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -78,10 +77,8 @@ def adapter_name(version: int) -> str:
     return f"adapter-{version}"
 
 
-def body(
-    request: EngineRequest, sampled: tuple[int, ...], room: int, seeded: bool, adapter: str | None = None
-) -> bytes:
-    """Build the request for the rest of a generation that has `sampled`; `room` tokens are left in the context."""
+def body(request: EngineRequest, room: int, seeded: bool, adapter: str | None = None) -> bytes:
+    """Build the request for a generation; `room` tokens are left in the context."""
     sampling = request.sampling
     parameters: dict[str, Any] = {
         "temperature": sampling.temperature,
@@ -91,7 +88,7 @@ def body(
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
-        "max_tokens": min(request.max_tokens - len(sampled), room),
+        "max_tokens": min(request.max_tokens, room),
         "stop_token_ids": request.stop_ids,
         "ignore_eos": True,  # the request's stop ids are all that end it
         # The sampled token takes one of the entries, so that one more is needed for the likeliest ones.
@@ -99,11 +96,11 @@ def body(
         "detokenize": False,
     }
     if seeded and sampling.seed is not None:
-        parameters["seed"] = _seed(sampling.seed, len(sampled))
+        parameters["seed"] = sampling.seed
     if request.grammar is not None:
         parameters["structured_outputs"] = {"grammar": _bound_whitespace(request.grammar)}
-    ids = request.prompt_ids + sampled
-    return msgspec.json.encode({"model": adapter, "token_ids": ids, "stream": True, "sampling_params": parameters})
+    sent = {"model": adapter, "token_ids": request.prompt_ids, "stream": True, "sampling_params": parameters}
+    return msgspec.json.encode(sent)
 
 
 def prompt_logprobs_body(request: EngineRequest, adapter: str | None = None) -> bytes:
@@ -177,11 +174,3 @@ def _bound_whitespace(grammar: str) -> str:
         return '"x-guidance": ' + msgspec.json.encode(rules).decode()
 
     return _WHITESPACE.sub(bounded, grammar)
-
-
-def _seed(seed: int, position: int) -> int:
-    """Derive the seed for the tokens after `position`: a continued generation does not repeat its random numbers."""
-    if position == 0:
-        return seed
-    digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
