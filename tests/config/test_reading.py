@@ -112,11 +112,19 @@ def test_an_estimate_that_is_not_named_is_written_out(where: str, estimate: str)
     [
         ({"url": "localhost:8000"}, "write unix:/path/of/its.sock or http://host:port"),
         ({"url": "http://localhost:8000", "kind": "torch"}, "leave one of them out"),
+        ({"url": "http://localhost:8000", "replicas": 2}, "one server that runs already: leave out `engine.replicas`"),
+        ({"kind": "torch", "tensor_parallel": 2}, "is for vLLM, and `engine.kind` is"),
+        ({"replicas": 2, "tensor_parallel": 2, "devices": [0, 1]}, "names 2 devices, and 2 replicas of 2 .* need 4"),
     ],
 )
-def test_the_url_of_an_engine_is_checked(engine: dict[str, str], says: str) -> None:
+def test_settings_of_an_engine_that_contradict_each_other_are_refused(engine: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         read_config({"run": "r", "agent": "a", "tasks": "t", "engine": engine})
+
+
+def test_replicas_are_refused_in_a_deterministic_run() -> None:
+    with pytest.raises(ConfigError, match=r"`engine.replicas` is above 1, .* and `deterministic` is set"):
+        read_config({"run": "r", "agent": "a", "tasks": "t", "deterministic": True, "engine": {"replicas": 2}})
 
 
 @pytest.mark.parametrize(

@@ -83,22 +83,22 @@ async def test_the_trainers_memory_is_limited_from_before_vllm_starts_until_it_h
     starts: bool, model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    close = VllmBackend.close
+    stop = VllmBackend.stop
 
     async def recorded_start(backend: VllmBackend) -> None:
         events.append("vLLM starts")
         if not starts:
             raise EngineError("no memory")
 
-    async def recorded_close(backend: VllmBackend) -> None:
-        await close(backend)
+    async def recorded_stop(backend: VllmBackend) -> None:
+        await stop(backend)
         events.append("vLLM ended")
 
     def limit(share: float, device: torch.device) -> None:
         events.append(f"trainer limited to {share:.2f} of {device}")
 
     monkeypatch.setattr(VllmBackend, "start", recorded_start)
-    monkeypatch.setattr(VllmBackend, "close", recorded_close)
+    monkeypatch.setattr(VllmBackend, "stop", recorded_stop)
     monkeypatch.setattr(PreTrainedModel, "device", torch.device("cuda:0"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)

@@ -304,8 +304,16 @@ class EngineConfig(_Section, frozen=True):
     url: str | None = None
     """A vLLM server that runs already, for `kind = "vllm"`: `unix:/path/of/its.sock` or `http://host:port`. Start it
     with `python -m leyden.engine.vllm MODEL`."""
+    replicas: AtLeastOne = 1
+    """Engines that serve the same weights, each a process with its own devices. The calls of a rollout go to one of
+    them; if it dies they go on at another, while it is started again."""
+    tensor_parallel: AtLeastOne = 1
+    """CUDA devices over which each vLLM server divides the model."""
+    devices: tuple[Whole, ...] = ()
+    """The numbers of the CUDA devices of the replicas, `tensor_parallel` for each in turn; replicas may share one. If
+    unset: the devices after the trainer's; a single replica on one device has the trainer's."""
     slots: AtLeastOne | None = None
-    """Requests that are computed at once; if unset: 64 on a CPU, 256 on a GPU, 1024 with vLLM."""
+    """Requests that each replica computes at once; if unset: 64 on a CPU, 256 on a GPU, 1024 with vLLM."""
     memory: Annotated[float, Meta(gt=0, lt=1)] | None = None
     """The share of the GPU's memory for the engine's weights and KV cache; unset: what training leaves, up to 0.6."""
     vllm_python: str | None = None
@@ -317,8 +325,24 @@ class EngineConfig(_Section, frozen=True):
     `auto`: bfloat16 on a GPU, float32 on a CPU."""
 
     def __post_init__(self) -> None:
+        needed = self.replicas * self.tensor_parallel
+        if self.devices and len(self.devices) != needed:
+            raise ValueError(
+                f"`engine.devices` names {len(self.devices)} devices, and {self.replicas} replicas of "
+                f"{self.tensor_parallel} devices need {needed}: name that many"
+            )
+        if self.tensor_parallel > 1 and self.kind == "torch":
+            raise ValueError(
+                '`engine.tensor_parallel` is for vLLM, and `engine.kind` is "torch": leave one of them out, or set '
+                "`engine.replicas`"
+            )
         if self.url is None:
             return
+        if needed > 1 or self.devices:
+            raise ValueError(
+                "`engine.url` is one server that runs already: leave out `engine.replicas`, `engine.tensor_parallel` "
+                "and `engine.devices`, or the URL"
+            )
         if not self.url.startswith(("unix:/", "http://")):
             raise ValueError(f"`engine.url` is {self.url!r}: write unix:/path/of/its.sock or http://host:port")
         if self.kind == "torch":
@@ -505,6 +529,11 @@ class Config(_Section, frozen=True):
             raise ValueError(
                 "`training.max_staleness` is above 0, so what a step trains on depends on time, and `deterministic` is "
                 "set: leave one of them out"
+            )
+        if self.deterministic and self.engine.replicas > 1:
+            raise ValueError(
+                "`engine.replicas` is above 1, so which one samples depends on time, and `deterministic` is set: leave "
+                "one of them out"
             )
         for name in self.services:
             if not name.isidentifier() or name in RESERVED:

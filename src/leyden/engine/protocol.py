@@ -151,7 +151,7 @@ class Publication(Struct, frozen=True):
 
 
 class SocketAddress(Struct, frozen=True, tag="socket"):
-    """The engine answers over a socket: the one that its process shares with the server's, or one that it listens on."""
+    """The engine answers over the socket that its process shares with the server's, or over one that it listens on."""
 
     context_length: int
     vocab_size: int

@@ -1,7 +1,8 @@
 """Several engines that serve the same weights, as one engine.
 
-The requests of a session go to the replica that has its prefix; a new session goes to the least loaded one. If a replica
-is lost, its requests continue on another from the tokens that they have, and it gets no more until it answers again.
+The requests of a session go to the replica that has its prefix; a new session goes to the least loaded one. If a
+replica is lost, its requests continue on another from the tokens that they have, and it gets no more until it answers
+again.
 """
 
 import asyncio
@@ -78,7 +79,7 @@ class ReplicaRouter:
             except EngineLost:
                 self._lose(index)
                 losses += 1
-                if losses > _MAX_LOSSES or answered and not (sampled and request.can_continue):
+                if losses > _MAX_LOSSES or (answered and not (sampled and request.can_continue)):
                     raise
             finally:
                 self.running[index] -= 1
@@ -118,7 +119,7 @@ class ReplicaRouter:
             self._answers.clear()
 
     async def _wait_ready(self, index: int) -> None:
-        while not await self._replicas[index].is_ready():
+        while not await self._replicas[index].is_ready():  # noqa: ASYNC110 - it does not announce that
             await asyncio.sleep(_POLL_S)
         del self._lost[index]
         self._answers.set()

@@ -1,26 +1,34 @@
 """Starts the engine that `engine.kind` selects. All other code uses only its protocol."""
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import torch
+from msgspec import Struct
 from transformers import PreTrainedModel
 
 from leyden.config import Config, ConfigError
 from leyden.engine.protocol import EngineBackend, EngineError
+from leyden.engine.replicas import ReplicaBackend, ReplicaPart
 from leyden.engine.torch.engine import TorchEngine
+from leyden.engine.torch.process import TorchProcess
+from leyden.engine.torch.wire import EngineProcessOptions
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.launch import VllmOptions, adapter_arguments, find_vllm
+from leyden.engine.weight_files import WeightFiles
 from leyden.learner.policy import Policy
 from leyden.local.memory_plan import MemoryPlan, plan_memory
 from leyden.local.notes import print_note
+from leyden.local.placement import TRAINER_DEVICE, check_tensor_parallel, device_variable, place_replicas
 from leyden.models.source import ModelSource
 from leyden.rendering.tokenizer import Tokenizer
 
 _CPU_SLOTS, _GPU_SLOTS, _VLLM_REQUESTS = 64, 256, 1024
 _VLLM_CPU_SHARE = 0.2
+_OWN_DEVICE_SHARE = 0.9
+"""The part of a device that an engine takes beside which nothing is trained."""
 VLLM_STREAM_INTERVAL = 8
 """Tokens that vLLM sends at once, after the first: one message for each would keep its front end and ours busy."""
 
@@ -39,37 +47,53 @@ async def running_engine(
     `policy` is what is trained beside it: the engine leaves it memory, and takes its LoRA adapter.
     """
     kind, why = choose_engine(config, model.device)
+    check_tensor_parallel(config.engine.tensor_parallel, model.config.get_text_config())
+    on_gpu = model.device.type == "cuda"
+    places = place_replicas(config, torch.cuda.device_count() if on_gpu else 0)
     slots = _slots(config, kind, model.device)
-    print_note(f"engine: {kind} ({why}), {slots} requests at once, {_precision(model)}")
+    replicas = f" in each of {len(places)} replicas" if len(places) > 1 else ""
+    print_note(f"engine: {kind} ({why}), {slots} requests at once{replicas}, {_precision(model)}")
     plan: MemoryPlan | None = None
-    if model.device.type == "cuda" and config.engine.url is None:
+    if on_gpu and config.engine.url is None and any(TRAINER_DEVICE in place for place in places):
         plan = _plan(config, model, policy, slots if kind == "torch" else None)
         print_note(str(plan))
+        if plan.engine_sleeps and len(places) > 1:
+            raise ConfigError(
+                "`engine.replicas`: beside training there is no memory for them on its device, and replicas do not "
+                "sleep: lower `training.batch_tokens`, name other devices in `engine.devices`, or leave it out"
+            )
+    if kind == "vllm" and policy is not None and policy.adapter is not None:
+        policy.adapter.compute_unmerged()
     try:
-        if kind == "torch":
+        if kind == "torch" and len(places) == 1:
             kv_cache_bytes = None if plan is None else plan.kv_cache
             with closing(_torch_engine(config, model, source, version, slots, kv_cache_bytes)) as engine:
                 engine.start()
                 yield engine
-        else:
-            if policy is not None and policy.adapter is not None:
-                policy.adapter.compute_unmerged()
-            backend = _vllm_backend(config, folder, model, source, version, policy, slots, plan)
-            async with _running_vllm(backend, plan, model.device):
+            return
+        with closing(WeightFiles()) as files:
+            shared = _Shared(config, folder, model, source, version, policy, slots, plan, places, files)
+            start = _torch_process if kind == "torch" else _vllm_backend
+            parts: list[ReplicaPart] = [start(shared, number) for number in range(len(places))]
+            weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
+            backend = parts[0] if len(parts) == 1 else ReplicaBackend(parts, weight_bytes)
+            async with _running(backend, plan if kind == "vllm" else None, model.device):
                 yield backend
     except EngineError as error:
         raise ConfigError(f"`engine`: {error}") from error
 
 
 @asynccontextmanager
-async def _running_vllm(backend: VllmBackend, plan: MemoryPlan | None, device: torch.device) -> AsyncIterator[None]:
+async def _running(
+    backend: ReplicaPart | ReplicaBackend, plan: MemoryPlan | None, device: torch.device
+) -> AsyncIterator[None]:
     try:
         if plan is not None:  # torch keeps memory that it has freed: it must not keep what is vLLM's
             torch.cuda.set_per_process_memory_fraction(plan.trainer_share, device)
         await backend.start()
         yield
     finally:
-        await backend.close()
+        await backend.stop()
         if plan is not None:
             torch.cuda.set_per_process_memory_fraction(1.0, device)
 
@@ -120,46 +144,78 @@ def _torch_engine(
     )
 
 
-def _vllm_backend(
-    config: Config,
-    folder: Path,
-    model: PreTrainedModel,
-    source: ModelSource,
-    version: int,
-    policy: Policy | None,
-    slots: int,
-    plan: MemoryPlan | None,
-) -> VllmBackend:
-    share = config.engine.memory or _VLLM_CPU_SHARE if plan is None else plan.engine_share
+class _Shared(Struct, frozen=True):
+    """What the replicas of an engine have in common."""
+
+    config: Config
+    folder: Path
+    model: PreTrainedModel
+    source: ModelSource
+    version: int
+    policy: Policy | None
+    slots: int
+    plan: MemoryPlan | None
+    places: Sequence[tuple[int, ...]]
+    files: WeightFiles
+
+
+def _torch_process(shared: _Shared, number: int) -> TorchProcess:
+    options = EngineProcessOptions(
+        model=str(shared.source.folder),
+        dtype=_precision(shared.model),
+        slots=shared.slots,
+        replicas=len(shared.places),
+        tokenizer=Tokenizer.load(shared.source.folder).control_json,
+    )
+    return TorchProcess(
+        options,
+        device_variable(shared.places[number]),
+        shared.files,
+        shared.folder / f"engine-{number}.log",
+        shared.model.named_parameters,
+        shared.version,
+    )
+
+
+def _vllm_backend(shared: _Shared, number: int) -> VllmBackend:
+    config, plan, devices = shared.config, shared.plan, shared.places[number]
+    share = config.engine.memory or (_OWN_DEVICE_SHARE if devices else _VLLM_CPU_SHARE)
+    if plan is not None and TRAINER_DEVICE in devices:
+        share = plan.engine_share / sum(TRAINER_DEVICE in place for place in shared.places)
     # On a CPU vLLM takes this for a share of the machine's memory.
-    shared = ("--gpu-memory-utilization", f"{share:.3f}")
-    batched = ("--max-num-seqs", str(slots), "--stream-interval", str(VLLM_STREAM_INTERVAL))
-    adapter = policy.adapter if policy is not None else None
-    text = model.config.get_text_config()
+    memory = ("--gpu-memory-utilization", f"{share:.3f}")
+    batched = ("--max-num-seqs", str(shared.slots), "--stream-interval", str(VLLM_STREAM_INTERVAL))
+    width = config.engine.tensor_parallel
+    divided = ("--tensor-parallel-size", str(width)) if width > 1 else ()
+    adapter = shared.policy.adapter if shared.policy is not None else None
+    text = shared.model.config.get_text_config()
     return VllmBackend(
         VllmOptions(
-            model=source.folder,
+            model=shared.source.folder,
             python=_vllm_python(config),
-            transfer="ipc" if plan is not None else "files",
-            dtype=_precision(model),
+            transfer="ipc" if plan is not None and devices == (TRAINER_DEVICE,) else "files",
+            dtype=_precision(shared.model),
             arguments=(
-                *shared,
+                *memory,
                 *batched,
+                *divided,
                 *(adapter_arguments(adapter.rank) if adapter is not None else ()),
                 *config.engine.vllm_arguments,
             ),
+            environment=device_variable(devices),
         ),
-        folder / "vllm.log",
-        model.named_parameters if adapter is None else adapter.base_tensors,
+        shared.folder / ("vllm.log" if len(shared.places) == 1 else f"vllm-{number}.log"),
+        shared.model.named_parameters if adapter is None else adapter.base_tensors,
         adapter=None if adapter is None else adapter.weights,
         context_length=int(text.max_position_embeddings),
         vocab_size=int(text.vocab_size),
-        concurrency=slots,
-        tokenizer=Tokenizer.load(source.folder).control_json,
-        version=version,
+        concurrency=shared.slots,
+        tokenizer=Tokenizer.load(shared.source.folder).control_json,
+        version=shared.version,
         seeded=config.deterministic,
         url=config.engine.url,
         sleeps_while_training=plan is not None and plan.engine_sleeps,
+        files=shared.files,
     )
 
 

@@ -33,6 +33,7 @@ from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.launch import adapter_arguments
 from leyden.engine.vllm.publisher import AdapterTransfer
+from leyden.engine.weight_files import WeightFiles
 from leyden.learner.lora import LoraAdapter
 from leyden.process import guardian
 from leyden.rendering.tokenizer import Tokenizer
@@ -89,6 +90,7 @@ async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Vll
         context_length=1024,
         vocab_size=1024,
         concurrency=32,
+        files=WeightFiles(),
         tokenizer=Tokenizer.load(SPARK).control_json,
         version=3,
     )
@@ -96,7 +98,7 @@ async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Vll
         await backend.start()
         yield backend
     finally:
-        await backend.close()
+        await backend.stop()
 
 
 async def samples_version(engine: VllmEngine, version: int) -> bool:
@@ -166,9 +168,10 @@ async def test_weights_that_the_adapter_does_not_belong_to_are_refused(tmp_path:
         context_length=1024,
         vocab_size=1024,
         concurrency=32,
+        files=WeightFiles(),
     )
     try:
         with pytest.raises(EngineError, match=r"before the adapter is loaded, .* differ from the trainer's"):
             await backend.start()
     finally:
-        await backend.close()
+        await backend.stop()

@@ -36,6 +36,7 @@ from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.http import control, is_healthy
 from leyden.engine.vllm.process import RunningVllm, VllmProcess
+from leyden.engine.weight_files import WeightFiles
 from leyden.process import guardian
 from leyden.records import Sampling
 from leyden.rendering.tokenizer import Tokenizer
@@ -76,6 +77,7 @@ async def backend(
         context_length=1024,
         vocab_size=1024,
         concurrency=32,
+        files=WeightFiles(),
         tokenizer=Tokenizer.load(SPARK).control_json,
         version=3,
     )
@@ -83,7 +85,7 @@ async def backend(
         await backend.start()
         yield backend
     finally:
-        await backend.close()
+        await backend.stop()
     assert not _processes_with(Path(backend.address.location).parent.name)
 
 
@@ -259,6 +261,7 @@ async def test_a_server_that_runs_already_gets_the_weights_and_outlives_the_back
             context_length=1024,
             vocab_size=1024,
             concurrency=32,
+            files=WeightFiles(),
             url=f"unix:{socket}",
         )
         await backend.start()
@@ -271,7 +274,7 @@ async def test_a_server_that_runs_already_gets_the_weights_and_outlives_the_back
         os.killpg(server.pid, signal.SIGKILL)
         with pytest.raises(EngineError, match="no longer answers: start it, then resume the run"):
             await failing
-        await backend.close()
+        await backend.stop()
     finally:
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)

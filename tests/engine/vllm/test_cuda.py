@@ -20,6 +20,7 @@ from leyden.engine.protocol import EngineError, TokenChunk
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.publisher import AdapterTransfer, VllmPublisher
+from leyden.engine.weight_files import WeightFiles
 from leyden.rendering.tokenizer import Tokenizer
 
 pytestmark = [
@@ -75,13 +76,14 @@ async def backend(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFacto
         context_length=1024,
         vocab_size=model.config.vocab_size,
         concurrency=256,
+        files=WeightFiles(),
         tokenizer=Tokenizer.load(MODEL).control_json,
     )
     try:
         await backend.start()
         yield backend
     finally:
-        await backend.close()
+        await backend.stop()
 
 
 def mean_difference(model: PreTrainedModel, seed: int, chunks: list[TokenChunk], of: slice = slice(None)) -> float:

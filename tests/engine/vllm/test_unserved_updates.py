@@ -10,6 +10,7 @@ from torch import Tensor
 
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.launch import VllmOptions
+from leyden.engine.weight_files import WeightFiles
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -58,6 +59,7 @@ async def test_a_vllm_that_is_restarted_in_a_step_gets_its_weights_once_when_the
         context_length=10,
         vocab_size=10,
         concurrency=1,
+        files=WeightFiles(),
         version=3,
         url=NOBODY,
     )
@@ -88,4 +90,4 @@ async def test_a_vllm_that_is_restarted_in_a_step_gets_its_weights_once_when_the
     model.weight += 1
     assert (await backend.publish(model, 6)).transferred_bytes == 4
     assert events[4:] == [line.replace("version 5, weight 2", "version 6, weight 3") for line in delivery]
-    await backend.close()
+    await backend.stop()

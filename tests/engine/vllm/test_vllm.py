@@ -34,6 +34,7 @@ from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.http import call, control
 from leyden.engine.vllm.process import VllmProcess
 from leyden.engine.vllm.publisher import AdapterTransfer, FileTransfer, VllmPublisher
+from leyden.engine.weight_files import WeightFiles
 from leyden.records import Sampling
 from leyden.rendering.tokenizer import Tokenizer
 
@@ -43,7 +44,7 @@ pytestmark = [pytest.mark.slow, needs_vllm, pytest.mark.asyncio(loop_scope="modu
 @pytest_asyncio.fixture(loop_scope="module")
 async def publisher(vllm: VllmProcess, tmp_path: Path) -> AsyncIterator[VllmPublisher]:
     """A publisher; afterwards the model is as it was."""
-    publisher = VllmPublisher(vllm.location, FileTransfer(tmp_path), AdapterTransfer(tmp_path))
+    publisher = VllmPublisher(vllm.location, FileTransfer(WeightFiles()), AdapterTransfer(tmp_path))
     yield publisher
     await publish(publisher, spark())
 

@@ -211,7 +211,7 @@ class TorchEngine:
             written.result()
 
         written.add_done_callback(lambda _: self._notify())
-        changed = self._submit_change(wait_for_trainer, version)
+        changed = self.change_weights(wait_for_trainer, version)
         try:
             await asyncio.wait({changed, asyncio.wrap_future(paused)}, return_when=asyncio.FIRST_COMPLETED)
             if changed.done():
@@ -231,12 +231,12 @@ class TorchEngine:
         """Copy the parameters between two steps unless they are shared: then the engine serves them already."""
         started = time.monotonic()
         if not self.shares_parameters:
-            await self._submit_change(lambda: None, version)
+            await self.change_weights(lambda: None, version)
         paused_s, self._paused_s = self._paused_s, 0.0
         return Publication(time.monotonic() - started + paused_s, 0)
 
-    def _submit_change(self, change: Callable[[], None], version: int) -> asyncio.Future[None]:
-        """Have a change of the weights made between two steps; return a future of its end."""
+    def change_weights(self, change: Callable[[], None], version: int) -> asyncio.Future[None]:
+        """Have a change of the weights made between two steps, on the engine's thread; return a future of its end."""
         done: Future[None] = Future()
         self._submit(lambda: self._weight_changes.append((change, version, done)))
         return asyncio.wrap_future(done)

@@ -9,20 +9,21 @@ import shutil
 import tempfile
 import time
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
 
 from msgspec.structs import replace
-from torch import Tensor
 
 from leyden.engine.protocol import EngineError, LoraWeights, ModelWeights, Publication, VllmAddress
+from leyden.engine.remote import wait_end
 from leyden.engine.vllm.launch import VllmOptions, write_tokenizer
 from leyden.engine.vllm.process import RunningVllm, VllmProcess
 from leyden.engine.vllm.publisher import AdapterTransfer, FileTransfer, IpcTransfer, VllmPublisher
+from leyden.engine.weight_files import NamedTensors, WeightFiles
 
-Weights = Callable[[], Iterable[tuple[str, Tensor]]]
+Weights = Callable[[], NamedTensors]
 Adapter = Callable[[], LoraWeights | None]
 VllmServer = VllmProcess | RunningVllm
 
@@ -47,6 +48,7 @@ class VllmBackend:
         seeded: bool = False,
         url: str | None = None,
         sleeps_while_training: bool = False,
+        files: WeightFiles,
     ) -> None:
         """`weights` are those of `version`, by their Hugging Face names.
 
@@ -55,9 +57,11 @@ class VllmBackend:
 
         Grammars follow `tokenizer`, a tokenizer.json in which every added token is special; the model's tokenizer if it
         is None. With a `url` the server that runs there is used, and `options` only say how weights are transferred.
+        Replicas share their `files`.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="leyden-weights-"))
         self._weights, self._adapter, self._version = weights, adapter, version
+        self._files = files
         self.sleeps_while_training = sleeps_while_training
         """Whether the trainer must call `sleep` before it computes."""
         self._lock = asyncio.Lock()
@@ -93,6 +97,11 @@ class VllmBackend:
         """How a server process reaches it, with the version of the weights that it has or gets next."""
         return replace(self._address, version=self._version)
 
+    @property
+    def is_down(self) -> bool:
+        """Whether vLLM is being restarted."""
+        return self._server.is_down
+
     async def start(self) -> None:
         """Start vLLM with the trainer's weights. Raises `EngineError` with the reason if that fails."""
         await self._server.start()
@@ -102,15 +111,14 @@ class VllmBackend:
         """Wait until vLLM has failed and is not restarted, and raise `EngineError` with the reason."""
         await self._server.wait_failed()
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         """Stop vLLM and delete temporary files."""
         await self._server.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Wait until the server process is gone; it connects to vLLM directly."""
-        while await reader.read(1 << 16):
-            pass
+        await wait_end(reader, writer)
 
     async def sleep(self) -> None:
         """Free vLLM's memory until the next publication; if it crashes meanwhile, it is restarted only then."""
@@ -174,7 +182,7 @@ class VllmBackend:
     async def _send(self) -> int:
         adapter = self._adapter() if self._adapter is not None else None
         if adapter is None:
-            return await self._publisher.send(self._weights(), self._version)
+            return await self._publisher.send(self._weights, self._version)
         return await self._publisher.send_adapter(adapter, self._weights, self._version)
 
     async def _restarted(self) -> None:
@@ -185,5 +193,5 @@ class VllmBackend:
         await self._deliver()
 
     def _new_publisher(self) -> VllmPublisher:
-        transfer = IpcTransfer() if self._options.transfer == "ipc" else FileTransfer(self._folder)
+        transfer = IpcTransfer() if self._options.transfer == "ipc" else FileTransfer(self._files)
         return VllmPublisher(self._server.location, transfer, AdapterTransfer(self._folder))

@@ -103,6 +103,11 @@ class VllmProcess(SupervisedProcess):
         return str(self.socket)
 
     @property
+    def is_down(self) -> bool:
+        """Whether it has ended and is being restarted."""
+        return self._down.is_set()
+
+    @property
     def pid(self) -> int | None:
         """The process id of the guardian, which ends with this process and has the server as a descendant."""
         return self._process.pid if self._process is not None else None
@@ -213,6 +218,8 @@ class RunningVllm:
 
     If it stops answering the run ends: a restarted server has the weights of its model's folder, not the policy's.
     """
+
+    is_down = False
 
     def __init__(self, location: str) -> None:
         self.location = location

@@ -8,10 +8,10 @@ import asyncio
 import base64
 import pickle
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import aiohttp
 import msgspec
@@ -23,6 +23,7 @@ from leyden.engine.protocol import EngineError, LoraWeights
 from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.vllm.http import call, control
 from leyden.engine.vllm.wire import adapter_name
+from leyden.engine.weight_files import NamedTensors, WeightFiles, compare
 
 
 class AdapterTransfer:
@@ -68,33 +69,34 @@ def _save_adapter(tensors: Mapping[str, Tensor], rank: int, path: Path) -> None:
     save_file(named, path / "adapter_model.safetensors")
 
 
-Weights = list[tuple[str, Tensor]]
-_SHOWN = 3
+class Sent(NamedTuple):
+    """What was sent to vLLM."""
+
+    checksums: Mapping[str, int]
+    nbytes: int
 
 
 class Transfer(Protocol):
     """Transfers weights into vLLM's parameters."""
 
-    async def send(self, client: aiohttp.ClientSession, weights: Weights, version: int) -> None:
-        """Write the weights into vLLM's parameters."""
+    async def send(self, client: aiohttp.ClientSession, weights: Callable[[], NamedTensors], version: int) -> Sent:
+        """Write the weights, in the precision that vLLM serves, into its parameters."""
 
 
 class FileTransfer:
-    """Writes the weights as safetensors into a folder that vLLM can read, and has vLLM load them. Works everywhere."""
+    """Has vLLM load files, which replicas on this machine share. Works everywhere."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, files: WeightFiles) -> None:
+        self._files = files
 
-    async def send(self, client: aiohttp.ClientSession, weights: Weights, version: int) -> None:
-        """Write the file, have vLLM load it, and remove it."""
-        folder = self._folder / f"weights-{version}"
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            await asyncio.to_thread(_save, weights, folder / "model.safetensors")
-            await call(client, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+    async def send(self, client: aiohttp.ClientSession, weights: Callable[[], NamedTensors], version: int) -> Sent:
+        """Write the files, unless another replica has, and have vLLM load them."""
+        await self._files.write(weights, version)
+        with self._files.reading() as written:
+            path = {"weights_path": str(written.folder)}
+            await call(client, "/collective_rpc", {"method": "reload_weights", "kwargs": path})
             await call(client, "/collective_rpc", {"method": "leyden_repack"})
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        return Sent(written.checksums, written.nbytes)
 
 
 class IpcTransfer:
@@ -106,18 +108,21 @@ class IpcTransfer:
     def __init__(self) -> None:
         self._initialised = False
 
-    async def send(self, client: aiohttp.ClientSession, weights: Weights, version: int) -> None:
+    async def send(self, client: aiohttp.ClientSession, weights: Callable[[], NamedTensors], version: int) -> Sent:
         """Send handles; the tensors are kept alive until vLLM has copied them."""
         if not self._initialised:
             await call(client, "/init_weight_transfer_engine", {"init_info": {}})
             self._initialised = True
-        contiguous = [(name, tensor.detach().contiguous()) for name, tensor in weights]
+        contiguous = await asyncio.to_thread(lambda: [(name, one.contiguous()) for name, one in weights()])
         update = await asyncio.to_thread(_ipc_update, contiguous)
         await call(client, "/start_weight_update")
         await call(client, "/update_weights", {"update_info": update})
         await call(client, "/finish_weight_update")
+        checksums = await asyncio.to_thread(_checksums_of, contiguous)
+        sent = Sent(checksums, sum(tensor.nbytes for _, tensor in contiguous))
         del contiguous
         torch.cuda.ipc_collect()
+        return sent
 
 
 class VllmPublisher:
@@ -147,22 +152,19 @@ class VllmPublisher:
         async with control(self._location) as client:
             await call(client, "/wake_up", tags=what)
 
-    async def send(self, weights: Iterable[tuple[str, Tensor]], version: int) -> int:
+    async def send(self, weights: Callable[[], NamedTensors], version: int) -> int:
         """Send weights to a paused vLLM, verify that it has them, and return their bytes."""
         async with control(self._location) as client:
             if not self._dtypes:
                 await self._read_dtypes(client)
-            served = await asyncio.to_thread(_served, weights, self._dtypes)
-            await self._transfer.send(client, served, version)
+            sent = await self._transfer.send(client, lambda: _served(weights(), self._dtypes), version)
             reset = await call(client, "/reset_prefix_cache")  # older versions answer nothing
             if reset is not None and not reset["success"]:
                 raise EngineError("vLLM did not clear its prefix cache, which has keys and values of the old weights")
-            await _compare_weights(client, served, "after publishing")
-            return sum(tensor.nbytes for _, tensor in served)
+            compare(sent.checksums, await _values(client), "after publishing")
+            return sent.nbytes
 
-    async def send_adapter(
-        self, adapter: LoraWeights, base: Callable[[], Iterable[tuple[str, Tensor]]], version: int
-    ) -> int:
+    async def send_adapter(self, adapter: LoraWeights, base: Callable[[], NamedTensors], version: int) -> int:
         """Send a LoRA adapter to a paused vLLM, verify that it has it, and return its bytes.
 
         The first time, also verify that vLLM serves the weights that the adapter belongs to.
@@ -170,8 +172,8 @@ class VllmPublisher:
         async with control(self._location) as client:
             if not self._dtypes:
                 await self._read_dtypes(client)
-                served_base = await asyncio.to_thread(_served, base(), self._dtypes)
-                await _compare_weights(client, served_base, "before the adapter is loaded")
+                expected = await asyncio.to_thread(lambda: _checksums_of(_served(base(), self._dtypes)))
+                compare(expected, await _values(client), "before the adapter is loaded")
             dtype = next(iter(self._dtypes.values()))
             served = await self._adapters.send(client, adapter, dtype, version)
             found = await _on_worker(client, "leyden_adapter_checksums", rank=adapter.rank)
@@ -182,19 +184,8 @@ class VllmPublisher:
         self._dtypes = {name: getattr(torch, dtype) for name, (dtype, _) in (await _checksums(client)).items()}
 
 
-def compare(expected: Mapping[str, int], found: Mapping[str, int], when: str) -> None:
-    """Raise `EngineError` unless vLLM has exactly the trainer's tensors."""
-    different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-    if different:
-        raise EngineError(
-            f"{when}, {len(different)} of {len(found)} tensors in vLLM differ from the trainer's:"
-            f" {', '.join(different[:_SHOWN])}"
-        )
-
-
-async def _compare_weights(client: aiohttp.ClientSession, served: Weights, when: str) -> None:
-    expected = await asyncio.to_thread(lambda: {name: checksum(tensor) for name, tensor in served})
-    compare(expected, {name: value for name, (_, value) in (await _checksums(client)).items()}, when)
+async def _values(client: aiohttp.ClientSession) -> dict[str, int]:
+    return {name: value for name, (_, value) in (await _checksums(client)).items()}
 
 
 async def _checksums(client: aiohttp.ClientSession) -> dict[str, tuple[str, int]]:
@@ -210,27 +201,23 @@ async def _on_worker(client: aiohttp.ClientSession, method: str, **arguments: An
     return found
 
 
-def _served(weights: Iterable[tuple[str, Tensor]], dtypes: Mapping[str, torch.dtype]) -> Weights:
-    """Convert the weights to the dtypes that vLLM serves; of tensors that share memory (tied ones) keep the first."""
-    served: Weights = []
-    seen: set[int] = set()
+def _served(weights: NamedTensors, dtypes: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Tensor]]:
+    """Convert the weights to the dtypes that vLLM serves, one by one."""
+    missing = set(dtypes)
     for name, tensor in weights:
-        if tensor.data_ptr() in seen:
-            continue
-        seen.add(tensor.data_ptr())
         if name not in dtypes:
             raise EngineError(f"vLLM has no tensor {name}: this model's weights cannot be published to it")
-        served.append((name, tensor.detach().to(dtypes[name])))
-    if missing := dtypes.keys() - {name for name, _ in served}:
+        missing.discard(name)
+        yield name, tensor.detach().to(dtypes[name])
+    if missing:
         raise EngineError(f"the trainer has no tensor {min(missing)}, which vLLM serves")
-    return served
 
 
-def _save(weights: Weights, path: Path) -> None:
-    save_file({name: tensor.cpu().contiguous() for name, tensor in weights}, path)
+def _checksums_of(weights: NamedTensors) -> dict[str, int]:
+    return {name: checksum(tensor) for name, tensor in weights}
 
 
-def _ipc_update(weights: Weights) -> dict[str, Any]:
+def _ipc_update(weights: list[tuple[str, Tensor]]) -> dict[str, Any]:
     """Build the body of `/update_weights`: for each tensor, a CUDA IPC handle by the id of its GPU."""
     from torch.multiprocessing.reductions import reduce_tensor
 

@@ -1,0 +1,89 @@
+"""Runs an embedded engine as a child process: `python -m leyden.engine.torch`.
+
+It reads its options and then orders to load weights as lines of JSON from standard input, and answers each with what
+it serves. It listens once it has weights, and ends when standard input closes. It ignores signals, which its parent
+handles.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from asyncio import StreamReader, StreamWriter
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from leyden.engine.remote import EngineServer
+from leyden.engine.torch.engine import TorchEngine
+from leyden.engine.torch.sizing import choose_threads
+from leyden.engine.torch.wire import EngineProcessOptions, EngineState, LoadWeights
+from leyden.engine.vllm.extension.leyden_weights import checksum
+from leyden.engine.weight_files import read_weights
+
+
+def main() -> None:
+    """Serve until standard input closes."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    answers = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # other output goes to the log
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    options = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineProcessOptions)
+    asyncio.run(_serve(options, answers))
+
+
+async def _serve(options: EngineProcessOptions, answers: int) -> None:
+    model = _build(options)
+    _load(model, options.folder)
+    engine = TorchEngine(
+        model,
+        slots=options.slots,
+        version=options.version,
+        threads=max(1, choose_threads(model) // options.replicas),
+        tokenizer=options.tokenizer,
+        dtype=model.dtype,
+    )
+
+    def answer() -> None:
+        checksums = {name: checksum(parameter) for name, parameter in model.named_parameters()}
+        state = EngineState(engine.context_length, engine.vocab_size, checksums)
+        os.write(answers, msgspec.json.encode(state) + b"\n")
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        await EngineServer(engine, writer).serve(reader)
+
+    with closing(engine):
+        await asyncio.start_unix_server(serve, options.socket)
+        answer()
+        while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+            order = msgspec.json.decode(line, type=LoadWeights)
+            await engine.change_weights(partial(_load, model, order.folder), order.version)
+            answer()
+        os._exit(0)  # its clients see that it is gone
+
+
+def _build(options: EngineProcessOptions) -> PreTrainedModel:
+    """Return the model without its weights."""
+    config = AutoConfig.from_pretrained(options.model)
+    config._attn_implementation = None
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype))
+    model.eval()
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _load(model: PreTrainedModel, folder: str) -> None:
+    """Write the weights of a folder into the model."""
+    parameters = dict(model.named_parameters())
+    for name, tensor in read_weights(Path(folder)):
+        parameters[name].copy_(tensor)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""An embedded engine in a process of its own, which receives weights as files and is started again if it dies.
+
+It listens on a Unix socket in a folder that only this user can enter. A process that is started again loads the latest
+weights before it listens.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+import time
+from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from subprocess import PIPE
+
+import msgspec
+from msgspec.structs import replace
+
+from leyden.background import start_background
+from leyden.engine.protocol import EngineError, EngineLost, ModelWeights, Publication, SocketAddress
+from leyden.engine.remote import wait_end
+from leyden.engine.torch.wire import EngineProcessOptions, EngineState, LoadWeights
+from leyden.engine.weight_files import NamedTensors, WeightFiles, WrittenWeights, compare
+from leyden.process.child import ChildProcess, module_command
+from leyden.process.guardian import exit_reason
+from leyden.process.rotating_log import RotatingLog
+from leyden.process.supervised import SupervisedProcess
+
+log = logging.getLogger(__name__)
+
+_MAX_DEATHS, _DEATHS_WITHIN_S = 5, 60.0
+"""A process that dies this often within this time is not started again."""
+
+
+class TorchProcess(SupervisedProcess):
+    """One engine process with the weights that were published last."""
+
+    shares_parameters = False
+    sleeps_while_training = False
+
+    def __init__(
+        self,
+        options: EngineProcessOptions,
+        environment: Mapping[str, str],
+        files: WeightFiles,
+        log_file: Path,
+        weights: Callable[[], NamedTensors],
+        version: int,
+    ) -> None:
+        """`weights` are those of `version`; `environment` is added to that of this process."""
+        super().__init__("an engine process", _MAX_DEATHS, _DEATHS_WITHIN_S, EngineError)
+        self._folder = Path(tempfile.mkdtemp(prefix="leyden-engine-"))  # mode 0700
+        self._options = replace(options, socket=str(self._folder / "engine.sock"))
+        self._environment, self._files, self._log = environment, files, RotatingLog(log_file)
+        self._weights, self._version = weights, version
+        self._changing = asyncio.Lock()
+        """Held while it is started or loads weights."""
+        self._up = asyncio.Event()
+        self._process: ChildProcess | None = None
+        self._answers: asyncio.Queue[bytes] = asyncio.Queue()
+        self._reading: asyncio.Task[None] | None = None
+        self._address: SocketAddress
+
+    @property
+    def address(self) -> SocketAddress:
+        """Where it listens."""
+        return self._address
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it is being started again."""
+        return not self._up.is_set()
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process."""
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> None:
+        """Start it with the trainer's weights. Raises `EngineError` with the reason if that fails."""
+        await self._files.write(self._weights, self._version)
+        await self._launch()
+        self._start_supervising()
+
+    async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Wait until the server process is gone; it connects to the engine directly."""
+        await wait_end(reader, writer)
+
+    async def sleep(self) -> None:
+        """Do nothing: `sleeps_while_training` is False."""
+
+    @asynccontextmanager
+    async def changing_weights(self, version: int) -> AsyncIterator[None]:
+        """Let the trainer write its parameters: the engine has its own."""
+        yield
+
+    async def publish(self, weights: ModelWeights, version: int) -> Publication:
+        """Have the engine load the weights between two steps. If it is dead or dies, its next start loads them."""
+        started = time.monotonic()
+        written = await self._files.write(weights.tensors, version)
+        async with self._changing:
+            if self._up.is_set() and self._version != version:
+                assert self._process is not None
+                order = LoadWeights(str(written.folder), version)
+                self._process.send(msgspec.json.encode(order) + b"\n")
+                try:
+                    await self._check_loaded(written)
+                except EngineLost:
+                    self._up.clear()
+        await self._up.wait()
+        return Publication(time.monotonic() - started, written.nbytes)
+
+    async def _wait_ended(self) -> str:
+        assert self._process is not None
+        status = await self._process.wait()
+        self._up.clear()
+        reason = f"{self._name} ended ({exit_reason(status)}): {self._last_line()}"
+        log.error("%s; it is started again", reason)
+        return reason
+
+    async def _restart(self, reason: str) -> str | None:
+        try:
+            await self._launch()
+        except EngineLost as error:
+            return str(error)
+        return None
+
+    async def _end(self) -> None:
+        if self._process is not None:
+            await self._process.end()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _launch(self) -> None:
+        """Start the process with the latest weights, and wait until it listens."""
+        async with self._changing:
+            with self._files.reading() as weights:
+                options = replace(self._options, folder=str(weights.folder), version=weights.version)
+                self._process = ChildProcess(
+                    module_command("leyden.engine.torch"),
+                    environment={**os.environ, **self._environment},
+                    stdout=PIPE,
+                    log=self._log,
+                )
+                self._answers = asyncio.Queue()
+                reading = _read_lines(self._process, self._answers)
+                self._reading = start_background(reading, "reading the answers of an engine process")
+                self._process.send(msgspec.json.encode(options) + b"\n")
+                state = await self._check_loaded(weights)
+            self._address = SocketAddress(state.context_length, state.vocab_size, options.slots, options.socket)
+            self._up.set()
+
+    async def _check_loaded(self, weights: WrittenWeights) -> EngineState:
+        """Wait until the process has loaded weights, and compare them."""
+        answer = await self._answers.get()
+        if not answer:
+            raise EngineLost(f"{self._name} did not load its weights: {self._last_line()}")
+        state = msgspec.json.decode(answer, type=EngineState)
+        compare(weights.checksums, state.checksums, "after publishing")
+        self._version = weights.version
+        return state
+
+    def _last_line(self) -> str:
+        return f"{self._log.last_line() or 'it wrote nothing'} ({self._log.path})"
+
+
+async def _read_lines(process: ChildProcess, lines: asyncio.Queue[bytes]) -> None:
+    """Put each line that a process prints into a queue, and an empty one when there are no more."""
+    rest = b""
+
+    def split(data: bytes) -> None:
+        nonlocal rest
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            lines.put_nowait(line)
+
+    await process.read_output(split)
+    lines.put_nowait(b"")

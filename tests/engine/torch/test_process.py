@@ -1,0 +1,165 @@
+"""An embedded engine in its own process serves the weights that were published last, also after it was killed."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+import torch
+from modelserving import eventually
+from small_engines import check, complete, make_request
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from leyden.engine.protocol import EngineError, EngineLost
+from leyden.engine.remote import SocketEngine
+from leyden.engine.torch import process as process_module
+from leyden.engine.torch.process import TorchProcess
+from leyden.engine.torch.wire import EngineProcessOptions
+from leyden.engine.weight_files import WeightFiles
+from leyden.models.source import find_model
+
+SPARK = find_model("spark", ".").folder
+STAND_IN = """
+import json, sys
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+for line in sys.stdin:
+    order = json.loads(line)
+    with (folder / "loaded").open("a") as loaded:
+        print(order["version"], file=loaded)
+    if (folder / "broken").exists():
+        sys.exit("no memory")
+    checksums = json.loads((folder / "checksums").read_text())
+    print(json.dumps({"context_length": 10, "vocab_size": 5, "checksums": checksums}), flush=True)
+"""
+"""Answers as an engine process does, and takes no second to start."""
+
+
+class ModelUpdate:
+    """The weights of a model."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return self._model.named_parameters()
+
+    def adapter(self) -> None:
+        return None
+
+
+class StandIn:
+    """A supervised process that stands in for an engine, and the trainer's weights."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.model = folder, torch.nn.Linear(2, 2)
+        command = [sys.executable, "-S", "-c", STAND_IN, str(folder)]
+        monkeypatch.setattr(process_module, "module_command", lambda module: command)
+
+    @asynccontextmanager
+    async def started(self) -> AsyncIterator[TorchProcess]:
+        options = EngineProcessOptions(model="", dtype="float32", slots=4)
+        with closing(WeightFiles()) as files:
+            written = await files.write(self.model.named_parameters, 1)
+            (self.folder / "checksums").write_text(str(dict(written.checksums)).replace("'", '"'))
+            async with TorchProcess(options, {}, files, self.folder / "log", self.model.named_parameters, 1) as process:
+                yield process
+
+    @property
+    def loaded(self) -> list[int]:
+        """The versions that it was told to load."""
+        return [int(line) for line in (self.folder / "loaded").read_text().split()]
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    return StandIn(tmp_path, monkeypatch)
+
+
+async def test_a_killed_process_is_started_again_with_the_latest_weights(stand_in: StandIn) -> None:
+    async with stand_in.started() as process:
+        assert (process.address.context_length, process.address.concurrency) == (10, 4)
+        await process.publish(ModelUpdate(stand_in.model), 2)
+        before = process.pid
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        await eventually(lambda: stand_in.loaded == [1, 2, 2])
+        await process.publish(ModelUpdate(stand_in.model), 3)
+        assert stand_in.loaded == [1, 2, 2, 3] and process.pid != before and not process.is_down
+
+
+async def test_weights_that_are_published_while_it_is_down_arrive_with_its_next_start(stand_in: StandIn) -> None:
+    async with stand_in.started() as process:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        publishing = asyncio.create_task(process.publish(ModelUpdate(stand_in.model), 2))
+        await asyncio.sleep(0.01)
+        assert not publishing.done()
+        os.kill(process.pid, signal.SIGKILL)
+        await publishing
+        assert stand_in.loaded == [1, 2]
+
+
+async def test_weights_that_arrived_otherwise_are_found(stand_in: StandIn) -> None:
+    async with stand_in.started() as process:
+        with pytest.raises(EngineError, match="2 of 2 tensors in the engine differ from the trainer's: bias, weight"):
+            await process.publish(ModelUpdate(torch.nn.Linear(2, 2)), 2)
+
+
+async def test_a_process_that_cannot_start_is_reported_with_its_last_line(stand_in: StandIn) -> None:
+    (stand_in.folder / "broken").touch()
+    with pytest.raises(EngineLost, match=r"did not load its weights: no memory \(.*log\)"):
+        async with stand_in.started():
+            pass
+
+
+async def test_a_process_that_keeps_dying_fails_the_run(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "_MAX_DEATHS", 2)
+    async with stand_in.started() as process:
+        assert process.pid is not None
+        (stand_in.folder / "broken").touch()
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(EngineError, match=r"an engine process keeps dying: .*no memory"):
+            await process.wait_failed()
+
+
+def changed(seed: int) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(SPARK, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+@pytest.mark.slow
+async def test_a_real_engine_serves_what_is_published_also_after_it_was_killed(tmp_path: Path) -> None:
+    options = EngineProcessOptions(model=str(SPARK), dtype="float32", slots=4)
+    with closing(WeightFiles()) as files:
+        async with TorchProcess(options, {}, files, tmp_path / "log", changed(1).named_parameters, 1) as process:
+            engine = SocketEngine(process.address)
+            assert await engine.is_ready() and engine.context_length == 4096
+            check(changed(1), await complete(engine, make_request((1, 2, 3))))
+            publication = await process.publish(ModelUpdate(changed(2)), 2)
+            assert publication.transferred_bytes == sum(parameter.nbytes for parameter in changed(2).parameters())
+            check(changed(2), await complete(engine, make_request((1, 2, 3))))
+            generation = asyncio.create_task(complete(engine, make_request((1, 2, 3), 1000)))
+            await asyncio.sleep(0.1)
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+            with pytest.raises(EngineLost, match="process is gone"):
+                await generation
+            await eventually(lambda: process.is_down)
+            assert not await engine.is_ready()
+            await process.publish(ModelUpdate(changed(3)), 3)  # which its next start brings
+            assert await engine.is_ready()
+            check(changed(3), await complete(engine, make_request((1, 2, 3))))
+            await engine.close()
+            folder = process._folder
+        assert not folder.exists()
