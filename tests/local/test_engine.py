@@ -100,6 +100,7 @@ async def test_the_trainers_memory_is_limited_from_before_vllm_starts_until_it_h
     monkeypatch.setattr(VllmBackend, "start", recorded_start)
     monkeypatch.setattr(VllmBackend, "stop", recorded_stop)
     monkeypatch.setattr(PreTrainedModel, "device", torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limit)

@@ -1,7 +1,7 @@
 """An optimiser step does not stop vLLM, which has its own copy of the weights."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.launch import VllmOptions
-from leyden.engine.weight_files import WeightFiles
+from leyden.engine.weight_files import NamedTensors, WeightFiles
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -38,8 +38,8 @@ class RecordingPublisher:
         self._events.append(f"pause {self._vllm}")
         await asyncio.sleep(0)
 
-    async def send(self, weights: Iterable[tuple[str, Tensor]], version: int) -> int:
-        self._events.append(f"send version {version}, weight {dict(weights)['weight'].item():.0f} to {self._vllm}")
+    async def send(self, weights: Callable[[], NamedTensors], version: int) -> int:
+        self._events.append(f"send version {version}, weight {dict(weights())['weight'].item():.0f} to {self._vllm}")
         await asyncio.sleep(0)
         return 4
 
