@@ -5,7 +5,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from leyden.engine.protocol import EngineError, TokenChunk
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
-from leyden.engine.vllm.publisher import AdapterTransfer, VllmPublisher
-from leyden.engine.weight_files import WeightFiles
+from leyden.engine.vllm.extension.leyden_weights import checksum
+from leyden.engine.vllm.publisher import AdapterTransfer, Sent, VllmPublisher
+from leyden.engine.weight_files import NamedTensors, WeightFiles
 from leyden.rendering.tokenizer import Tokenizer
 
 pytestmark = [
@@ -149,8 +150,8 @@ async def test_a_change_of_one_element_that_is_not_published_is_found(
     backend: VllmBackend, model: PreTrainedModel
 ) -> None:
     class SkippedTransfer:
-        async def send(self, *_: object) -> None:
-            pass
+        async def send(self, client: object, weights: Callable[[], NamedTensors], version: int) -> Sent:
+            return Sent({name: checksum(tensor) for name, tensor in weights()}, 0)
 
     name, weight = next((name, each) for name, each in model.named_parameters() if "up_proj" in name)
     publisher = VllmPublisher(backend.address.location, SkippedTransfer(), AdapterTransfer(Path()))
@@ -159,8 +160,8 @@ async def test_a_change_of_one_element_that_is_not_published_is_found(
     with torch.no_grad():
         weight[0, 0] = kept + 1
     with pytest.raises(EngineError, match=name):
-        await publisher.send(model.named_parameters(), 9)
+        await publisher.send(model.named_parameters, 9)
     with torch.no_grad():
         weight[0, 0] = kept
-    await publisher.send(model.named_parameters(), 9)
+    await publisher.send(model.named_parameters, 9)
     await publisher.resume()

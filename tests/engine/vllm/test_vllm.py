@@ -1,8 +1,9 @@
 """Against a real vLLM server on the CPU: tokens, logprobs, weight changes and crashes."""
 
 import asyncio
+import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -26,18 +27,20 @@ from spark_vllm import (
     spark,
     versions,
 )
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from leyden.engine.protocol import EngineError, TokenChunk, VllmAddress
 from leyden.engine.vllm.engine import VllmEngine
+from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.vllm.http import call, control
 from leyden.engine.vllm.process import VllmProcess
-from leyden.engine.vllm.publisher import AdapterTransfer, FileTransfer, VllmPublisher
-from leyden.engine.weight_files import WeightFiles
+from leyden.engine.vllm.publisher import AdapterTransfer, FileTransfer, Sent, VllmPublisher
+from leyden.engine.weight_files import NamedTensors, WeightFiles
 from leyden.records import Sampling
 from leyden.rendering.tokenizer import Tokenizer
 
+NUMBERS = itertools.count(1)
+"""Of publications."""
 pytestmark = [pytest.mark.slow, needs_vllm, pytest.mark.asyncio(loop_scope="module")]
 
 
@@ -53,7 +56,7 @@ async def publish(publisher: VllmPublisher, model: PreTrainedModel, engine: Vllm
     if engine is not None:
         engine.hold()
     await publisher.pause()
-    await publisher.send(model.named_parameters(), 1)
+    await publisher.send(model.named_parameters, next(NUMBERS))
     await publisher.resume()
     if engine is not None:
         engine.resume(engine.version + 1)
@@ -231,7 +234,7 @@ async def test_an_abort_that_comes_before_the_hold_is_continued(engine: VllmEngi
         await publisher.pause()
         await asyncio.sleep(0.2)
         engine.hold()
-        await publisher.send(changed(4).named_parameters(), 1)
+        await publisher.send(changed(4).named_parameters, next(NUMBERS))
         await publisher.resume()
         assert not rest.done()
         engine.resume(1)
@@ -273,8 +276,8 @@ async def test_the_routes_for_ipc_take_what_is_sent_to_them(vllm: VllmProcess, e
 class SkippedTransfer:
     """Sends nothing."""
 
-    async def send(self, client: aiohttp.ClientSession, weights: list[tuple[str, Tensor]], version: int) -> None:
-        pass
+    async def send(self, client: aiohttp.ClientSession, weights: Callable[[], NamedTensors], version: int) -> Sent:
+        return Sent({name: checksum(tensor) for name, tensor in weights()}, 0)
 
 
 async def test_a_publication_that_did_not_arrive_is_found(vllm: VllmProcess, publisher: VllmPublisher) -> None:
@@ -284,5 +287,5 @@ async def test_a_publication_that_did_not_arrive_is_found(vllm: VllmProcess, pub
     skipping = VllmPublisher(vllm.location, SkippedTransfer(), AdapterTransfer(Path()))
     await skipping.pause()
     with pytest.raises(EngineError, match=r"1 of \d+ tensors.*layers\.2\.mlp\.up_proj"):
-        await skipping.send(model.named_parameters(), 1)
-    await publisher.send(model.named_parameters(), 1)
+        await skipping.send(model.named_parameters, 1)
+    await publisher.send(model.named_parameters, next(NUMBERS))
