@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.config import read_config
+from leyden.config import ConfigError, read_config
 from leyden.orchestrator.algorithm.resolve import algorithm_of
 from leyden.rl.registry import unused_settings
 
@@ -61,3 +61,29 @@ def test_positions_are_advised_on_only_if_values_differ_by_call_and_something_ca
     config = read_config({"run": "r", "agent": "a", "tasks": "t", "algorithm": named, "base": str(tmp_path)})
     found = algorithm_of(config).position_advice
     assert found is None if advice is None else found is not None and advice in found
+
+
+USERS = """
+def within(calls, hyperparameters):
+    return calls.value - calls.mean(calls.value, calls.group)
+
+def overall(calls, hyperparameters):
+    return calls.value - calls.mean(calls.value, calls.kind)
+"""
+
+
+@pytest.mark.parametrize(
+    ("advantage", "allowed"),
+    [("grpo", True), ("reinforce_pp", False), ("mine.py:within", True), ("mine.py:overall", False)],
+)
+def test_flat_groups_are_replaced_only_if_an_advantage_compares_the_rollouts_of_a_group(
+    advantage: str, allowed: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(USERS)
+    named = {"algorithm": {"advantage": advantage}, "training": {"flat_groups": "refill"}, "base": str(tmp_path)}
+    config = read_config({"run": "r", "agent": "a", "tasks": "t", **named})
+    if allowed:
+        algorithm_of(config)
+        return
+    with pytest.raises(ConfigError, match="does not compare the rollouts of a group"):
+        algorithm_of(config)

@@ -1,5 +1,6 @@
 """Resolves the names in a configuration into the functions of an algorithm, and checks that they go together."""
 
+import numpy as np
 from msgspec import Struct
 
 from leyden.config import AlgorithmConfig, Config, ConfigError
@@ -8,8 +9,9 @@ from leyden.orchestrator.algorithm.user_functions import CREDIT_FUNCTIONS
 from leyden.orchestrator.credit.advantages import AdvantageEstimator, Compare
 from leyden.orchestrator.credit.samples import SampleFilter
 from leyden.rl import registry
+from leyden.rl.advantage import CallBatch
 from leyden.rl.branch import Branch
-from leyden.rl.registry import IncompatibleAlgorithms, Kind, UnknownAlgorithm, declaration
+from leyden.rl.registry import Declaration, IncompatibleAlgorithms, Kind, UnknownAlgorithm, declaration
 from leyden.rl.signals import SignalKind, SignalRules
 
 _KINDS: tuple[Kind, ...] = ("credit", "advantage", "aggregation", "state", "branch")
@@ -92,8 +94,7 @@ def _check(config: Config) -> None:
     registry.check_pair(named.credit, named.advantage, preferred=AlgorithmConfig().advantage)
     registry.check_settings(named, _KINDS)
     advantage = declaration("advantage", named.advantage)
-    compares = advantage is None or advantage.compares_group or registry.reads("advantage", named, "state")
-    if not compares and config.training.flat_groups == "refill":
+    if config.training.flat_groups == "refill" and not _compares_group(config, advantage):
         raise ConfigError(
             f'`training.flat_groups = "refill"` replaces groups that have nothing to compare, and '
             f'`algorithm.advantage = "{named.advantage}"` does not compare the rollouts of a group: set one to another'
@@ -110,6 +111,15 @@ def _check(config: Config) -> None:
             f'`training.group_size` is 1, and `algorithm.advantage = "{named.advantage}"` compares a group: '
             f"write {', or '.join(['2 or more', *others])}"
         )
+
+
+def _compares_group(config: Config, advantage: Declaration | None) -> bool:
+    """Whether an advantage is 0 in a group whose values are all equal; that of a user is asked."""
+    if advantage is not None:
+        return advantage.compares_group or registry.reads("advantage", config.algorithm, "state")
+    value, each = np.array([0.0, 0.0, 1.0, 1.0]), np.arange(4)
+    flat = CallBatch(value, np.ones(4), each // 2, each, kind=each // 4, returns=value, baseline=value * 0, state=each)
+    return not np.any(load_algorithm("advantage", config, CREDIT_FUNCTIONS)(flat, config.algorithm))
 
 
 def _compare(named: AlgorithmConfig) -> Compare | None:
