@@ -2,12 +2,14 @@
 
 import io
 
+import pytest
 from rich.console import Console
 from smallepisodes import call
 
 from leyden.orchestrator.credit.samples import StepAccounting
 from leyden.orchestrator.publications import Publications
 from leyden.orchestrator.report.console import ConsoleReport
+from leyden.orchestrator.report.progress_line import ProgressLine
 from leyden.orchestrator.report.step_report import StepReport
 from leyden.orchestrator.rollouts.evaluation import EvaluationResult
 
@@ -29,6 +31,18 @@ def test_a_resumed_run_shows_its_last_evaluation_until_the_next() -> None:
     display.measured(2, EvaluationResult(0.75, None, 1, {}), [])
     display.step(StepReport(2, [1.0], StepAccounting(), held_out=EvaluationResult(0.75, None, 1, {})), 0.0)
     assert "held-out 0.750*" in console.file.getvalue()
+
+
+def test_an_evaluation_beside_a_step_does_not_hide_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(ProgressLine, "show", lambda self, text: shown.append(text))
+    display = ConsoleReport(Console(file=io.StringIO()), 9)
+    display.progress(2, 3, 8, "held-out rollouts")
+    display.progress(3, 1, 16, "rollouts")
+    display.progress(2, 8, 8, "held-out rollouts")
+    display.progress(3, 2, 16, "rollouts")
+    assert shown[1] == "step 2: 3 of 8 held-out rollouts   step 3: 1 of 16 rollouts"
+    assert shown[3] == "step 3: 2 of 16 rollouts"
 
 
 def test_a_standard_deviation_is_not_written_like_a_standard_error() -> None:

@@ -18,11 +18,14 @@ class ConsoleReport:
 
     def __init__(self, console: Console, steps: int, held_out: float | None = None, error: float | None = None) -> None:
         self._console, self._steps, self._held_out = console, steps, _reward(held_out, error)
-        self._line = ProgressLine(console)
+        self._line, self._progress = ProgressLine(console), dict[str, str]()
 
     def progress(self, step: int, done: int, total: int, what: str) -> None:
-        """Show the progress of a step, on a terminal."""
-        self._line.show(f"step {step}: {done} of {total} {what}")
+        """Show the progress of a step on a terminal, beside that of an evaluation which is not done yet."""
+        self._progress[what] = f"step {step}: {done} of {total} {what}"
+        self._line.show("   ".join(self._progress.values()))
+        if done == total:
+            del self._progress[what]
 
     def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
         """Print the evaluation before training; later ones come with their steps."""
