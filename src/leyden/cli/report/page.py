@@ -30,6 +30,10 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ),
     ),
     (
+        "tasks drawn by difficulty, share",
+        (("tasks/chance", "chance that rewards differ"), ("tasks/informative", "groups whose rewards did")),
+    ),
+    (
         "calls of a rollout",
         (
             ("calls/per_rollout", "model calls"),

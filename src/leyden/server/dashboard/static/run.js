@@ -12,6 +12,7 @@ const OUTCOMES = [["succeeded", 1], ["agent_error", 5], ["timeout", 2], ["no_rew
 const CHARTS = [
   ["outcomes of a step", OUTCOMES.map(([ending, colour]) => [`rollouts/${ending}`, ending.replaceAll("_", " "), colour]), { stacked: true, unit: "rollouts" }],
   ["groups of a step", [["groups/flat", "flat: no gradient"], ["groups/flat_succeeded", "all succeeded alike"], ["groups/flat_failed", "all failed alike"], ["groups/dropped", "dropped"]], { zero: true }],
+  ["tasks drawn by difficulty", [["tasks/chance", "chance that rewards differ"], ["tasks/informative", "groups whose rewards did"]], { zero: true, unit: "share" }],
   ["calls of a rollout", [["calls/per_rollout", "model calls"], ["calls/tool_calls_per_rollout", "tool calls"], ["held_out/calls/per_rollout", "model calls, held out"], ["held_out/calls/tool_calls_per_rollout", "tool calls, held out"]], { zero: true }],
   ["calls cut by their length limit", [["calls/cut", "training"], ["held_out/calls/cut", "held out"]], { zero: true, unit: "share" }],
   ["entropy", [["training/entropy", "mean of the sampled tokens"]], { zero: true, unit: "nats" }],
