@@ -168,6 +168,13 @@ async def test_a_step_takes_groups_that_are_finished_and_waits_for_those_that_wo
     assert overtaken  # by groups that finished before an older one
 
 
+async def test_groups_that_finish_before_they_are_needed_are_requested_later(tmp_path: Path) -> None:
+    """At any limit, agents that are faster than training are one step ahead of it."""
+    run = ScriptedRun(tmp_path, training={"steps": 9, "max_staleness": 4}, checkpoints={"every": 1})
+    await run.start()
+    assert [len(state.open_groups) for state, _ in run.checkpoints.values()] == [2] * 8 + [0]
+
+
 async def test_flat_groups_are_replaced_until_the_step_is_full(tmp_path: Path) -> None:
     kept = CheckedRun(tmp_path / "keep", 1, tasks_per_step=3)
     refilled = CheckedRun(tmp_path / "refill", 1, tasks_per_step=3, flat_groups="refill", max_refill=3)

@@ -14,7 +14,8 @@ from leyden.episodes import Episode
 from leyden.learner.errors import TrainingError
 from leyden.records import EventKind, Group, Task
 
-_WAIT_S = 60.0
+MAX_WAIT_S = 60.0
+"""A request waits no longer for an event."""
 _AT_ONCE = 64
 """Requests to the server that do not wait for each other: it writes those that arrive together in one transaction."""
 
@@ -71,10 +72,10 @@ class Gathering:
             requested += groups
         return requested
 
-    async def next(self) -> list[tuple[GroupSpec, list[Episode]]]:
+    async def next(self, wait_s: float = MAX_WAIT_S) -> list[tuple[GroupSpec, list[Episode]]]:
         """Wait until groups are finished; return some of them with their episodes."""
         if not self._finished:
-            cursor = EventCursor(self._after, wait=_WAIT_S, kind=EventKind.GROUP_FINISHED)
+            cursor = EventCursor(self._after, wait=wait_s, kind=EventKind.GROUP_FINISHED)
             log = await self._remote.follow_events(self._run, cursor)
             self._after = log.after
             self._collector.after = max(self._collector.after, log.after)

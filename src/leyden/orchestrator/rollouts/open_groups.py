@@ -1,6 +1,7 @@
 """The groups of a run that were requested and not trained on yet: when to request more, and which a step trains on.
 
-With `training.max_staleness = K` and N tasks per step, at most (K + 1) N groups are open.
+With `training.max_staleness = K` and N tasks per step, at most (K + 1) N groups are open. While steps find all that
+they take finished, these become fewer, down to 2 N: tokens need not be older then.
 A step trains on the oldest N that are finished. It waits for a group that could only be trained on too late otherwise:
 after any step, the groups that must be trained on within the next `j` steps are at most `j` N. So no token is older
 than K publications when it is trained on, and nothing that was sampled is discarded.
@@ -51,6 +52,8 @@ class OpenGroups:
         self._per_step, self._max_staleness = training.tasks_per_step, training.max_staleness
         self._max_replaced = round(training.max_refill * training.tasks_per_step)
         self._publications = publications
+        self._steps_open = 1
+        """For how many steps groups are open; bounded by `max_staleness`."""
         self.groups: dict[str, RequestedGroup] = {}
         """By name."""
 
@@ -59,9 +62,16 @@ class OpenGroups:
         """What a run that resumes requests again."""
         return tuple(group.open for group in self.groups.values())
 
+    def begin_step(self) -> None:
+        """Open groups for one step more if this one must wait for groups, and for one less if it need not."""
+        finished = sum(group.teaches and group.episodes is not None for group in self._all)
+        more = -1 if finished >= self._per_step else 1
+        self._steps_open = max(2, min(self._steps_open + more, self._max_staleness + 1))
+
     def room(self, steps_left: int) -> int:
         """Return how many groups can be requested now, `steps_left` before the end of the run."""
-        places = min(self._max_staleness + 1, steps_left) * self._per_step - self._not_replaced
+        steps = min(self._steps_open, self._max_staleness + 1, steps_left)
+        places = steps * self._per_step - self._not_replaced
         return places - sum(group.teaches for group in self._all)
 
     def take(self, again: Collection[int] = ()) -> list[RequestedGroup] | None:

@@ -26,7 +26,7 @@ from leyden.orchestrator.publications import Publications
 from leyden.orchestrator.report.reports import Reports
 from leyden.orchestrator.report.step_report import StepReport
 from leyden.orchestrator.rollouts.branching import Branching
-from leyden.orchestrator.rollouts.collector import Gathering, RolloutCollector
+from leyden.orchestrator.rollouts.collector import MAX_WAIT_S, Gathering, RolloutCollector
 from leyden.orchestrator.rollouts.open_groups import OpenGroups, RequestedGroup, Selection
 from leyden.orchestrator.rollouts.signals import reward_automatically
 from leyden.orchestrator.rollouts.source import GroupSource
@@ -87,11 +87,13 @@ class StepRollouts:
         """
         report = next(iter(reports.values()))
         started, times = time.monotonic(), await self._collector.call_times()
+        if self._gathering.waiting:
+            await self._gather(report.step, wait_s=0)
+        self._open.begin_step()
         await self._request(report.step, [*self._resumed])
         self._resumed = ()
         while (taken := self._open.take(self._taken.of(report.step))) is None:
-            for spec, found in await self._gathering.next():
-                await self._finish(self._open.groups[spec.id], found, report.step)
+            await self._gather(report.step)
             await self._request(report.step)
             if not self._gathering.waiting or len(self._unchecked) >= self._config.training.tasks_per_step:
                 self._check_streak()
@@ -159,6 +161,11 @@ class StepRollouts:
             for found in await self._gathering.request(specs):
                 self._source.set_task(groups[found.id], found.task)
             self._show_progress(step)
+
+    async def _gather(self, step: int, wait_s: float = MAX_WAIT_S) -> None:
+        """Take in groups that have finished; wait for one if there is none."""
+        for spec, found in await self._gathering.next(wait_s):
+            await self._finish(self._open.groups[spec.id], found, step)
 
     async def _finish(self, group: RequestedGroup, found: Sequence[Episode], step: int) -> None:
         """Reward the rollouts of a group that has finished, and select those of each policy."""
