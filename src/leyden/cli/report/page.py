@@ -34,6 +34,10 @@ _CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         (("tasks/chance", "chance that rewards differ"), ("tasks/informative", "groups whose rewards did")),
     ),
     (
+        "rollouts that continue another one",
+        (("branches/reward", "mean reward"), ("branches/diverged", "share that left the record")),
+    ),
+    (
         "calls of a rollout",
         (
             ("calls/per_rollout", "model calls"),
