@@ -176,15 +176,13 @@ async def test_a_request_that_ends_every_replica_fails() -> None:
         assert sum(not replica.alive for replica in replicas) == 3
 
 
-async def test_what_cannot_continue_begins_again_only_if_none_of_it_was_sent() -> None:
+async def test_a_penalised_request_continues_on_another_replica_with_its_tokens() -> None:
     async with routed() as (router, replicas):
         penalised = request("s", sampling=Sampling(presence_penalty=0.5))
-        replicas[0].dies_after = 0
+        replicas[0].dies_after = 1
         assert len(ids(await collect(router, penalised))) == TOKENS
-        assert replicas[1].requests == [penalised]
-        replicas[1].dies_after = 1
-        with pytest.raises(EngineLost, match="it died"):
-            await collect(router, penalised)
+        (continued,) = replicas[1].requests
+        assert continued.sampled_ids == continued.prompt_ids[2:] and continued.sampled > 0
 
 
 async def test_an_error_that_is_no_loss_is_the_requests_own() -> None:

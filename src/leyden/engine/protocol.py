@@ -39,10 +39,15 @@ class EngineRequest(Struct, frozen=True):
     prompt_logprobs: bool = False
     """Whether the first chunk has the logprobs of the prompt's tokens, with `top_logprobs` alternatives each."""
 
+    sampled: int = 0
+    """How many tokens at the end of the prompt belong to the completion: it continues one that was interrupted.
+
+    The grammar has followed them, and presence and frequency penalties count them."""
+
     @property
-    def can_continue(self) -> bool:
-        """Whether `after` leaves nothing out: engines keep the state of grammars and of these penalties by request."""
-        return self.grammar is None and not (self.sampling.presence_penalty or self.sampling.frequency_penalty)
+    def sampled_ids(self) -> tuple[int, ...]:
+        """The tokens that were sampled before."""
+        return self.prompt_ids[len(self.prompt_ids) - self.sampled :]
 
     def after(self, sampled: tuple[int, ...]) -> "EngineRequest":
         """Return the request for the rest of a completion of which these tokens are sampled."""
@@ -54,6 +59,7 @@ class EngineRequest(Struct, frozen=True):
             max_tokens=self.max_tokens - len(sampled),
             sampling=replace(self.sampling, seed=_later_seed(self.sampling.seed, len(sampled))),
             prompt_logprobs=False,
+            sampled=self.sampled + len(sampled),
         )
 
 

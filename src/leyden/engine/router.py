@@ -79,7 +79,7 @@ class ReplicaRouter:
             except EngineLost:
                 self._lose(index)
                 losses += 1
-                if losses > _MAX_LOSSES or (answered and not (sampled and request.can_continue)):
+                if losses > _MAX_LOSSES or (answered and not sampled):
                     raise
             finally:
                 self.running[index] -= 1

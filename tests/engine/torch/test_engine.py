@@ -4,7 +4,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing, closing, suppress
 from typing import Any
 
 import pytest
@@ -60,6 +60,14 @@ async def test_turns_of_a_session_reuse_all_earlier_turns(model: PreTrainedModel
         if turn:  # the last sampled token was never computed
             assert engine.stats.prompt_computed - before == 15 + 1
         ids = (*answer.whole, *prompt(turn, 15))
+
+
+async def test_a_continued_completion_is_penalised_for_its_earlier_tokens(llama: PreTrainedModel) -> None:
+    with closing(TorchEngine(llama, slots=2)) as engine:
+        penalised = make_request(prompt(0, 9), 30, temperature=0.0, presence_penalty=1.0, frequency_penalty=0.5)
+        whole = (await complete(engine, penalised)).ids
+        rest = (await complete(engine, penalised.after(tuple(whole[:12])))).ids
+    assert whole[12:] == rest
 
 
 async def test_siblings_compute_their_prompt_once(model: PreTrainedModel, engine: TorchEngine) -> None:

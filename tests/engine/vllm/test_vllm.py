@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -202,19 +203,29 @@ async def test_running_generations_continue_with_the_new_weights(engine: VllmEng
         assert chunks[-1].finish == "length"
 
 
-async def test_a_constrained_generation_begins_again(
-    vllm: VllmProcess, engine: VllmEngine, publisher: VllmPublisher
+async def test_a_constrained_generation_continues_after_what_it_has(
+    engine: VllmEngine, publisher: VllmPublisher
 ) -> None:
-    asked = request(prompt(11), 800, stop=2, grammar=r"start: /[a-z]{700}/")
-    model = changed(3)
-    generation = asyncio.create_task(collect(engine, asked))
-    while not await running(str(vllm.socket)):
-        pass
-    await publish(publisher, model, engine)
-    chunks = await generation
-    assert set(versions(chunks)) == {1}
+    asked = request(prompt(11), 800, stop=2, grammar=r"start: /([a-z][0-9]){350}/")
+    async with aclosing(engine.generate(asked)) as generation:
+        chunks = [await anext(generation), await anext(generation)]
+        await publish(publisher, changed(3), engine)
+        chunks += await _rest(generation)
+    of = versions(chunks)
+    assert of == sorted(of) and set(of) == {0, 1}
     text = Tokenizer.load(SPARK).decode(ids(chunks)[:-1])
-    assert len(text) == 700 and text.isalpha()
+    assert re.fullmatch(r"([a-z][0-9]){350}", text) and chunks[-1].finish == "stop"
+
+
+async def test_a_continued_generation_is_penalised_for_its_tokens(engine: VllmEngine, publisher: VllmPublisher) -> None:
+    greedy = Sampling(temperature=0.0, frequency_penalty=2.0)
+    asked = request(prompt(15), 200, sampling=greedy)
+    whole = ids(await collect(engine, asked))
+    async with aclosing(engine.generate(asked)) as generation:
+        chunks = [await anext(generation), await anext(generation)]
+        await publish(publisher, spark(), engine)  # the same weights
+        chunks += await _rest(generation)
+    assert set(versions(chunks)) == {engine.version - 1, engine.version} and ids(chunks) == whole
 
 
 async def test_calls_wait_while_weights_change(engine: VllmEngine) -> None:

@@ -91,6 +91,17 @@ def test_whitespace_is_bounded_by_separators() -> None:
         assert (taken == len(text)) == is_whole
 
 
+def test_a_continued_request_has_a_grammar_and_penalties_that_know_its_tokens() -> None:
+    sampling = Sampling(presence_penalty=0.5, frequency_penalty=0.25)
+    request = EngineRequest((1,), sampling, (5,), 10, "session", grammar="start: /a+b/")
+    assert "logit_bias" not in body(request)["sampling_params"]
+    sent = body(request, sampled=(97, 97, 98))["sampling_params"]
+    assert sent["logit_bias"] == {"97": -1.0, "98": -0.75}
+    grammar = sent["structured_outputs"]["grammar"]
+    assert grammar == "start: /a+b/\n// sampled: 97 97 98"
+    assert LLMatcher(LLTokenizer("byte"), grammar).try_consume_tokens(list(b"aab")) == 3  # it is a comment
+
+
 def test_a_checksum_sees_every_element_and_its_position() -> None:
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         tensor = torch.randn(37, 11, generator=torch.Generator().manual_seed(1)).to(dtype)

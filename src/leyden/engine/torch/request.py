@@ -28,6 +28,8 @@ class ActiveRequest:
         self.tokens = array("i", request.prompt_ids)
         """The prompt and the tokens sampled so far."""
         self.sampler = TokenSampler(request.sampling, request.top_logprobs, request.prompt_ids, vocabulary, matcher)
+        for id in request.sampled_ids:
+            self.sampler.accept(id)
         self.cancelled = False
         """Set by the caller; the engine reads it between two steps."""
         self.finish: FinishReason | None = None

@@ -2,9 +2,7 @@
 
 Every chunk has the exact version of the weights that sampled it: `hold` aborts all running requests before the weights
 change, and after `resume` each generation continues, in a new request, from its prompt and the tokens that it has.
-
-A generation with a grammar or with a presence or frequency penalty cannot be continued, because vLLM keeps their state
-by request. Its chunks are held back until it is finished, and a weight change starts it again.
+Grammars and penalties, whose state vLLM keeps by request, take these tokens into account (`wire.body`).
 """
 
 import asyncio
@@ -77,21 +75,11 @@ class VllmEngine:
                 return
         while True:
             await self._resumed.wait()
-            held_back: list[TokenChunk] = []
-            restarted = False
             async with aclosing(self._sample(request.after(tuple(sampled)))) as chunks:
                 async for chunk in chunks:
-                    if not request.can_continue and not chunk.restarting:
-                        if restarted and not held_back:
-                            yield TokenChunk((), (), chunk.version)  # it answers again
-                        held_back.append(chunk)
-                    else:
-                        sampled += chunk.ids
-                        restarted |= chunk.restarting
-                        yield chunk
+                    sampled += chunk.ids
+                    yield chunk
                     if chunk.finish is not None:
-                        for kept in held_back:
-                            yield kept
                         return
 
     async def _prompt_logprobs(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:

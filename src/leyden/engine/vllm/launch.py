@@ -109,6 +109,8 @@ def environment(options: VllmOptions) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         leyden_weights.TRANSFER_VARIABLE: options.transfer,
     }
+    if "VLLM_PLUGINS" in variables:  # which to load: ours, too
+        variables["VLLM_PLUGINS"] = ",".join(filter(None, (variables["VLLM_PLUGINS"], "leyden")))
     if options.transfer == "ipc":
         variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of CUDA memory are sent pickled
     return {**variables, **options.environment}

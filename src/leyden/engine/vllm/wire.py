@@ -5,6 +5,7 @@ It carries no text, so vLLM does not detokenise. Versions differ in two ways: up
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from msgspec import Struct
 
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.engine.protocol import EngineError, EngineRequest
+from leyden.engine.vllm.extension import leyden_grammar
 
 _DONE = b"[DONE]"
 _IMPOSSIBLE = -9999.0
@@ -78,7 +80,11 @@ def adapter_name(version: int) -> str:
 
 
 def body(request: EngineRequest, room: int, seeded: bool, adapter: str | None = None) -> bytes:
-    """Build the request for a generation; `room` tokens are left in the context."""
+    """Build the request for a generation; `room` tokens are left in the context.
+
+    vLLM counts penalties over the tokens of its request only, so for those that were sampled before there is a bias. A
+    token on both sides has the presence penalty twice: nothing that vLLM offers ends when a token is sampled.
+    """
     sampling = request.sampling
     parameters: dict[str, Any] = {
         "temperature": sampling.temperature,
@@ -97,8 +103,13 @@ def body(request: EngineRequest, room: int, seeded: bool, adapter: str | None = 
     }
     if seeded and sampling.seed is not None:
         parameters["seed"] = sampling.seed
+    if request.sampled and (sampling.presence_penalty or sampling.frequency_penalty):
+        presence, frequency = sampling.presence_penalty, sampling.frequency_penalty
+        counts = Counter(request.sampled_ids)
+        parameters["logit_bias"] = {id: -presence - frequency * count for id, count in counts.items()}
     if request.grammar is not None:
-        parameters["structured_outputs"] = {"grammar": _bound_whitespace(request.grammar)}
+        grammar = _bound_whitespace(request.grammar)
+        parameters["structured_outputs"] = {"grammar": leyden_grammar.with_sampled(grammar, request.sampled_ids)}
     sent = {"model": adapter, "token_ids": request.prompt_ids, "stream": True, "sampling_params": parameters}
     return msgspec.json.encode(sent)
 

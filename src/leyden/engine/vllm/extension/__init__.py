@@ -1,1 +1,1 @@
-"""What runs inside vLLM's worker process: its folder is on the PYTHONPATH of vLLM."""
+"""What runs inside vLLM's processes: its folder is on their PYTHONPATH, and names a plugin of vLLM."""
