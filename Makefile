@@ -77,6 +77,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/gateway.py --out results/gateway
 	$(BIN)/python benchmarks/workers.py --out results/workers
 	$(BIN)/python benchmarks/open_rollouts.py --out results/open_rollouts
+	$(BIN)/python benchmarks/scale.py --out results/scale
 	$(BIN)/python benchmarks/hostile_patterns.py --out results/hostile_patterns
 	$(BIN)/python benchmarks/engine.py --out results/engine
 	$(BIN)/python benchmarks/loop.py --out results/loop

@@ -3,6 +3,7 @@
 scripted_server.py HOME                     one model, which answers at once
 scripted_server.py HOME slow                `model` takes a quarter of a second and answers 48 calls at once, and
                                             `long` streams answers of 4,000 tokens for 50 s
+scripted_server.py HOME replicas            four replicas of `model`, which takes a tenth of a second
 scripted_server.py HOME caller ARGUMENTS    a second model, `caller`, calls the tool `check` with these arguments
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import uvloop
 
+from leyden.engine.router import ReplicaRouter
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.calls.scheduler import Scheduler
@@ -46,6 +48,14 @@ def slow() -> list[ServedModel]:
     ]
 
 
+def replicas() -> ServedModel:
+    """Return a model that several engines serve."""
+    tokenizer = _tokenizer()
+    ids = tokenizer.encode(ANSWER + "<|im_end|>")
+    engines = [ScriptedEngine(lambda _: ids, len(ids), 0.1, keep_requests=False) for _ in range(4)]
+    return ServedModel("model", ReplicaRouter(engines), renderer_for(tokenizer), tokenizer, Scheduler(slots=4096))
+
+
 def caller(arguments: str) -> ServedModel:
     """Return a model that always makes the same tool call."""
     tokenizer = _tokenizer()
@@ -73,6 +83,8 @@ if __name__ == "__main__":
     match sys.argv[2:]:
         case ["slow"]:
             models = slow()
+        case ["replicas"]:
+            models = [replicas()]
         case ["caller", arguments]:
             models = [scripted(), caller(arguments)]
         case _:

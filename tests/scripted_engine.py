@@ -58,6 +58,10 @@ class ScriptedEngine:
             self.cancelled += done < len(ids)
             raise
 
+    async def is_ready(self) -> bool:
+        """Answer, as a replica does that runs."""
+        return True
+
     def end_session(self, session: str) -> None:
         """Record that the session has ended, if requests are kept."""
         if self._keep_requests:

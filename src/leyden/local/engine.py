@@ -188,6 +188,8 @@ def _vllm_backend(shared: _Shared, number: int) -> VllmBackend:
     width = config.engine.tensor_parallel
     divided = ("--tensor-parallel-size", str(width)) if width > 1 else ()
     adapter = shared.policy.adapter if shared.policy is not None else None
+    if adapter is not None and width > 1:
+        raise ConfigError("`engine.tensor_parallel` cannot be combined with `training.lora`: set `engine.replicas`")
     text = shared.model.config.get_text_config()
     return VllmBackend(
         VllmOptions(

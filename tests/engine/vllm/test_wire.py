@@ -20,6 +20,7 @@ from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.vllm.launch import VllmInstallation, VllmOptions, command, environment, find_vllm
 from leyden.engine.vllm.process import find_reason
+from leyden.engine.vllm.publisher import merge_parts
 from leyden.engine.weight_files import WeightFiles
 from leyden.records import Sampling
 
@@ -115,6 +116,29 @@ def test_a_checksum_sees_every_element_and_its_position() -> None:
         negative[0, 0] = -0.0
         assert checksum(zero) == checksum(negative)
     assert checksum(torch.zeros(3)) != checksum(torch.zeros(4))
+
+
+def test_the_checksums_of_the_parts_of_workers_add_up_to_those_of_whole_tensors() -> None:
+    matrix, bias, norm = torch.randn(6, 8, dtype=torch.float64), torch.randn(6), torch.ones(4)
+
+    def parts(rank: int) -> dict[str, list[object]]:
+        rows, columns = slice(3 * rank, 3 * rank + 3), slice(4 * rank, 4 * rank + 4)
+        return {
+            "rows": ["float64", checksum(matrix[rows], row=3 * rank), False],
+            "columns": ["float64", checksum(matrix[:, columns], column=4 * rank, width=8), False],
+            "bias": ["float32", checksum(bias[rows], column=3 * rank), False],
+            "norm": ["float32", checksum(norm), True],
+        }
+
+    whole = ("float64", checksum(matrix))
+    assert merge_parts([parts(0), parts(1)]) == {
+        "rows": whole,
+        "columns": whole,
+        "bias": ("float32", checksum(bias)),
+        "norm": ("float32", checksum(norm)),
+    }
+    with pytest.raises(EngineError, match="the workers of vLLM have different weights of norm"):
+        merge_parts([parts(0), {**parts(1), "norm": ["float32", 5, True]}])
 
 
 def test_the_command_follows_the_version_and_the_transfer() -> None:

@@ -8,7 +8,7 @@ import asyncio
 import base64
 import pickle
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -176,7 +176,7 @@ class VllmPublisher:
                 compare(expected, await _values(client), "before the adapter is loaded")
             dtype = next(iter(self._dtypes.values()))
             served = await self._adapters.send(client, adapter, dtype, version)
-            found = await _on_worker(client, "leyden_adapter_checksums", rank=adapter.rank)
+            (found,) = await _on_workers(client, "leyden_adapter_checksums", rank=adapter.rank)
             compare(await asyncio.to_thread(adapter_checksums, served), found, "after publishing")
             return sum(tensor.nbytes for tensor in served.values())
 
@@ -189,16 +189,27 @@ async def _values(client: aiohttp.ClientSession) -> dict[str, int]:
 
 
 async def _checksums(client: aiohttp.ClientSession) -> dict[str, tuple[str, int]]:
-    return {name: (dtype, value) for name, (dtype, value) in (await _on_worker(client, "leyden_checksums")).items()}
+    return merge_parts(await _on_workers(client, "leyden_checksums"))
 
 
-async def _on_worker(client: aiohttp.ClientSession, method: str, **arguments: Any) -> dict[str, Any]:
-    """Call a method of the extension of vLLM's only worker."""
-    workers = (await call(client, "/collective_rpc", {"method": method, "kwargs": arguments}))["results"]
-    if len(workers) != 1:
-        raise EngineError(f"vLLM runs on {len(workers)} workers: weights can be published to one only")
-    found: dict[str, Any] = workers[0]
-    return found
+def merge_parts(workers: Sequence[Mapping[str, Sequence[Any]]]) -> dict[str, tuple[str, int]]:
+    """Return dtype and checksum of whole tensors from those of the parts that the workers of a vLLM have."""
+    merged: dict[str, tuple[str, int]] = {}
+    for name, (dtype, value, whole) in workers[0].items():
+        values = [worker[name][1] for worker in workers]
+        if whole and len(set(values)) > 1:
+            raise EngineError(f"the workers of vLLM have different weights of {name}")
+        total = sum(values) % 2**64
+        merged[name] = dtype, value if whole else total - 2**64 * (total >= 2**63)
+    return merged
+
+
+async def _on_workers(client: aiohttp.ClientSession, method: str, **arguments: Any) -> list[dict[str, Any]]:
+    """Call a method of the extension of each of vLLM's workers."""
+    results: list[dict[str, Any]] = (await call(client, "/collective_rpc", {"method": method, "kwargs": arguments}))[
+        "results"
+    ]
+    return results
 
 
 def _served(weights: NamedTensors, dtypes: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Tensor]]:

@@ -1,15 +1,15 @@
 """Checksums of model weights, computed in the same way by the trainer and inside vLLM's worker.
 
 vLLM imports `WorkerExtension` from this file's folder (`--worker-extension-cls`), so the file imports nothing of
-Leyden. vLLM fuses projections, pads the vocabulary, and on a CPU repacks linear weights; the worker undoes all three
-and reports each tensor under its name in the checkpoint.
+Leyden. vLLM fuses projections, pads the vocabulary, divides tensors over devices, and on a CPU repacks linear weights;
+the worker undoes all of that and reports each tensor, or its part of it, under its name in the checkpoint.
 """
 
 import os
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,14 +22,20 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @torch.no_grad()
-def checksum(tensor: torch.Tensor) -> int:
-    """Sum the bits of the elements, each times a factor of its position, modulo 2**64; 0.0 and -0.0 count as equal."""
+def checksum(tensor: torch.Tensor, row: int = 0, column: int = 0, width: int | None = None) -> int:
+    """Sum the bits of the elements, each times a factor of its position, modulo 2**64; 0.0 and -0.0 count as equal.
+
+    A part of a tensor of `width` columns counts at its place in it: the sums of all parts add up to that of the whole.
+    """
+    columns = tensor.shape[-1] if tensor.ndim else 1
     flat = (tensor + 0).contiguous().view(-1)  # -0.0 + 0 is 0.0: repacking does not keep the sign
     bits = flat.view(_INTEGERS[flat.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
     for start in range(0, bits.numel(), _CHUNK):
         part = bits[start : start + _CHUNK].to(torch.int64)
         positions = torch.arange(start, start + part.numel(), dtype=torch.int64, device=bits.device)
+        if row or column or width is not None:
+            positions = (positions // columns + row) * (width or columns) + positions % columns + column
         factors = (positions * 2 + 1) * _FACTOR
         total += ((part + 1) * (factors ^ (factors >> 29))).sum()
     return int(total.item())
@@ -41,10 +47,15 @@ class WorkerExtension:
     model_runner: Any
 
     def leyden_checksums(self) -> dict[str, list[Any]]:
-        """Return dtype and checksum of each weight, by its name in the checkpoint."""
-        model = self.model_runner.get_model()
-        tensors = _checkpoint_tensors(model)
-        return {name: [str(tensor.dtype).removeprefix("torch."), checksum(tensor)] for name, tensor in tensors}
+        """Return dtype, checksum and whether this worker has it all, for each weight by its name in the checkpoint."""
+        return {
+            part.name: [
+                str(part.tensor.dtype).removeprefix("torch."),
+                checksum(part.tensor, part.row, part.column, part.width) if part.counts else 0,
+                part.whole,
+            ]
+            for part in _checkpoint_tensors(self.model_runner.get_model())
+        }
 
     def leyden_adapter_checksums(self, rank: int) -> dict[str, int]:
         """Return the checksums of the matrices of the LoRA adapter in use that are not all zeros, by their names."""
@@ -69,7 +80,20 @@ class WorkerExtension:
                 module.quant_method.process_weights_after_loading(module)
 
 
-def _checkpoint_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+class Part(NamedTuple):
+    """What a worker has of a tensor of the checkpoint."""
+
+    name: str
+    tensor: torch.Tensor
+    row: int = 0
+    column: int = 0
+    width: int | None = None
+    whole: bool = True
+    counts: bool = True
+    """False if another worker has the same part."""
+
+
+def _checkpoint_tensors(model: Any) -> Iterator[Part]:
     packed = getattr(model, "packed_modules_mapping", None) or {}
     modules = dict(model.named_modules(remove_duplicate=False))
     seen: set[int] = set()
@@ -83,13 +107,31 @@ def _checkpoint_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             continue
         if parameter.numel():
             seen.add(parameter.data_ptr())
-        if (rows := getattr(module, "org_vocab_size", None)) is not None:
-            yield name, tensor[:rows]
+        divided = getattr(module, "tp_size", 1) > 1
+        if getattr(module, "org_vocab_size", None) is not None:
+            rows = module.shard_indices
+            first, end = rows.org_vocab_start_index, rows.org_vocab_end_index
+            yield Part(name, tensor[: end - first], row=first, whole=not divided)
         elif last in packed and getattr(module, "output_sizes", None):
-            for part, slice in zip(packed[last], tensor.split(list(module.output_sizes)), strict=True):
-                yield f"{parent}.{part}.{kind}" if parent else f"{part}.{kind}", slice
+            names = [f"{parent}.{part}.{kind}" if parent else f"{part}.{kind}" for part in packed[last]]
+            yield from _output_parts(module, tensor, names)
+        elif divided and hasattr(module, "output_partition_sizes"):
+            yield from _output_parts(module, tensor, [name])
+        elif divided and kind == "weight" and hasattr(module, "input_size_per_partition"):
+            first = module.tp_rank * module.input_size_per_partition
+            yield Part(name, tensor, column=first, width=module.input_size, whole=False)
         else:
-            yield name, tensor
+            yield Part(name, tensor)
+
+
+def _output_parts(module: Any, tensor: torch.Tensor, names: list[str]) -> Iterator[Part]:
+    """Divide a tensor by its rows, of which workers have equal shares; they may have the same keys and values."""
+    sizes = list(module.output_partition_sizes)
+    for number, (name, part) in enumerate(zip(names, tensor.split(sizes), strict=True)):
+        copies = getattr(module, "num_kv_head_replicas", 1) if number else 1
+        first = module.tp_rank // copies * sizes[number]
+        place = {"row": first} if part.ndim > 1 else {"column": first}
+        yield Part(name, part, **place, whole=module.tp_size == 1, counts=module.tp_rank % copies == 0)
 
 
 @torch.no_grad()
