@@ -1,12 +1,16 @@
-"""A real vLLM on the CPU that divides the model over two workers serves what is published, and its parts are compared."""
+"""A real vLLM on the CPU that divides a model over two workers serves what is published, and its parts are compared."""
 
+import copy
+import shutil
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec.structs import replace
-from spark_vllm import OPTIONS, changed, close, collect, ids, logprobs, needs_vllm, prompt, request, scored
+from spark_vllm import OPTIONS, SPARK, close, collect, ids, logprobs, needs_vllm, prompt, request, scored
 from test_backend import ModelUpdate
+from transformers import AutoConfig, LlamaForCausalLM
 
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
@@ -15,9 +19,27 @@ from leyden.engine.weight_files import WeightFiles
 pytestmark = [pytest.mark.slow, needs_vllm]
 
 
+@torch.no_grad()
+def random_model(seed: int) -> LlamaForCausalLM:
+    """A model like the bundled one with one head for keys and values, which both workers have."""
+    config = copy.copy(AutoConfig.from_pretrained(SPARK))
+    config.num_key_value_heads = 1
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, 0.0, 0.1)
+    return model.float().eval()
+
+
 async def test_a_divided_model_serves_what_is_published(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    random_model(0).save_pretrained(folder)
+    for file in SPARK.glob("*token*"):
+        shutil.copy(file, folder)
     options = replace(
         OPTIONS,
+        model=folder,
         arguments=(*OPTIONS.arguments, "--tensor-parallel-size", "2"),
         environment={**OPTIONS.environment, "VLLM_CPU_OMP_THREADS_BIND": "0|1"},
     )
@@ -25,7 +47,7 @@ async def test_a_divided_model_serves_what_is_published(tmp_path: Path) -> None:
         backend = VllmBackend(
             options,
             tmp_path / "vllm.log",
-            changed(1).named_parameters,
+            random_model(1).named_parameters,
             context_length=1024,
             vocab_size=1024,
             concurrency=32,
@@ -34,13 +56,12 @@ async def test_a_divided_model_serves_what_is_published(tmp_path: Path) -> None:
         try:
             await backend.start()
             engine = VllmEngine(backend.address)
-            chunks = await collect(engine, request(prompt(1)))
-            assert close(logprobs(chunks), scored(changed(1), prompt(1), ids(chunks)))
-            engine.hold()
-            await backend.publish(ModelUpdate(changed(2)), 1)
-            engine.resume(1)
-            chunks = await collect(engine, request(prompt(1)))
-            assert close(logprobs(chunks), scored(changed(2), prompt(1), ids(chunks)))
+            for version in (1, 2):
+                chunks = await collect(engine, request(prompt(1)))
+                assert close(logprobs(chunks), scored(random_model(version), prompt(1), ids(chunks)))
+                engine.hold()
+                await backend.publish(ModelUpdate(random_model(version + 1)), version)
+                engine.resume(version)
             await engine.close()
         finally:
             await backend.stop()
