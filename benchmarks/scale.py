@@ -8,9 +8,8 @@ finished; every tenth that is finished makes the trainer queue another group of 
     python benchmarks/scale.py
     python benchmarks/scale.py --rollouts 100 300 --seconds 3 --think 2
 
-In the first phase agents pause as real ones do. In the second 128 more calls are always in flight, for rollouts drawn
-from all, so that the server is as busy as it can be. Server and load share the machine, so the figure that carries over
-to others is the server's CPU time for a call. The last line is one JSON object: `ratio` is the number of calls for a
+Server and load share the machine, so the figure that carries over to others is the server's CPU time for a call, with
+its share of heartbeats, leases and reports. The last line is one JSON object: `ratio` is the number of calls for a
 second of the server's CPU with the most rollouts, over that with the fewest. `lines` are least-squares fits: the value
 at no rollouts, and what each thousand adds.
 """
@@ -41,7 +40,6 @@ from leyden.records import RunSettings, Task
 RUN = "scale"
 OF_A_WORKER = GROUP = 10
 CALLS = 4
-FULL_LOAD = 128
 OPENING = 32
 """Workers that lease for the first time at once."""
 
@@ -53,9 +51,7 @@ class Simulation:
         self.trainer, self.think_s, self.rng = trainer, think_s, random.Random(seed)
         self.phase = "opening"
         self.calls, self.heartbeats = Latencies(), Latencies()
-        self.addresses: dict[str, tuple[str, str]] = {}
-        """By open attempt, the URL and the key of its calls."""
-        self.groups = self.finished = self.lost = 0
+        self.open = self.groups = self.finished = self.lost = 0
         self.opening = asyncio.Semaphore(OPENING)
 
     async def queue(self, groups: int) -> None:
@@ -72,24 +68,11 @@ class Simulation:
         if self.finished % GROUP == 0:
             await self.queue(1)
 
-    async def call(self, attempt: str, connection: Connection) -> None:
+    async def call(self, connection: Connection) -> None:
         """Call the model once, and measure how long that takes."""
         phase, started = self.phase, time.perf_counter()
-        status = await connection.call()
-        if status == 200:
-            self.calls.add(phase, time.perf_counter() - started)
-        elif attempt in self.addresses:  # else it was finished meanwhile
-            self.lost += 1
-
-    async def keep_calling(self) -> None:
-        """Call the model for one rollout after another, without a pause."""
-        while True:
-            attempt, address = self.rng.choice(list(self.addresses.items()))
-            connection = Connection(*address)
-            try:
-                await self.call(attempt, connection)
-            finally:
-                connection.close()
+        self.lost += await connection.call() != 200
+        self.calls.add(phase, time.perf_counter() - started)
 
 
 class SimulatedWorker:
@@ -113,9 +96,8 @@ class SimulatedWorker:
         leases: list[Lease] = []
         while len(leases) < count:
             leases += await self._remote.lease(LeaseRequest(self._name, count - len(leases), run=RUN, wait=5.0))
-        for lease in leases:
-            self._leases[lease.attempt.id] = lease
-            self._simulation.addresses[lease.attempt.id] = lease.url, lease.key
+        self._leases |= {lease.attempt.id: lease for lease in leases}
+        self._simulation.open += count
         return leases
 
     async def _run_rollouts(self, lease: Lease) -> None:
@@ -125,11 +107,12 @@ class SimulatedWorker:
             try:
                 for _ in range(simulation.rng.randint(1, CALLS) if first else CALLS):  # so that they end at any time
                     await asyncio.sleep(simulation.rng.uniform(0 if first else 0.8, 1.2) * simulation.think_s)
-                    await simulation.call(lease.attempt.id, connection)
+                    await simulation.call(connection)
                     first = False
             finally:
                 connection.close()
-            del simulation.addresses[lease.attempt.id], self._leases[lease.attempt.id]
+            del self._leases[lease.attempt.id]
+            simulation.open -= 1
             await simulation.finish(self._remote, lease)
             (lease,) = await self._lease(1)
 
@@ -163,14 +146,11 @@ async def measure(home: Path, rollouts: int, seconds: float, think_s: float, see
                 start(memory.watch)
                 for number in range(rollouts // OF_A_WORKER):
                     start(SimulatedWorker(f"w{number}", Remote(started["url"], key), simulation).work)
-                while len(simulation.addresses) < rollouts:  # noqa: ASYNC110 - workers count them
+                while simulation.open < rollouts:  # noqa: ASYNC110 - workers count them
                     await asyncio.sleep(0.05)
                 opened_s = time.perf_counter() - opening
                 await asyncio.sleep(1.2 * think_s)  # until every agent has called
-                phases = {"thinking": await _phase(simulation, server.pid, "thinking", seconds)}
-                for _ in range(FULL_LOAD):
-                    start(simulation.keep_calling)
-                phases["full"] = await _phase(simulation, server.pid, "full", seconds)
+                measured = await _observe(simulation, server.pid, seconds)
             stored = sum(file.stat().st_size for file in home.glob("leyden.db*"))  # noqa: ASYNC240 - once, at the end
     finally:
         server.terminate()
@@ -178,32 +158,32 @@ async def measure(home: Path, rollouts: int, seconds: float, think_s: float, see
     return {
         "workers": rollouts // OF_A_WORKER,
         "opened_s": round(opened_s, 1),
-        "memory_mb": memory.peaks["thinking"],
+        "memory_mb": memory.peaks["open"],
         "memory_before_mb": before_mb,
-        **phases,
+        **measured,
         "finished": simulation.finished,
         "lost": simulation.lost,
         "stored_mb": stored >> 20,
     }
 
 
-async def _phase(simulation: Simulation, pid: int, name: str, seconds: float) -> dict[str, Any]:
-    """Let a phase last for some seconds, and until a call was answered in it and a rollout is finished."""
+async def _observe(simulation: Simulation, pid: int, seconds: float) -> dict[str, Any]:
+    """Observe it for some seconds, and until a call was answered and a rollout is finished."""
     server = psutil.Process(pid)
     finished, cpu_s, started = simulation.finished, sum(server.cpu_times()[:2]), time.perf_counter()
-    simulation.phase = name
+    simulation.phase = "open"
     await asyncio.sleep(seconds)
-    while not (simulation.calls.count(name) and simulation.finished):  # noqa: ASYNC110 - agents count them
+    while not (simulation.calls.count("open") and simulation.finished):  # noqa: ASYNC110 - agents count them
         await asyncio.sleep(0.05)
-    simulation.phase = f"after {name}"
+    simulation.phase = "closing"
     took_s, cpu_s = time.perf_counter() - started, sum(server.cpu_times()[:2]) - cpu_s
-    calls = simulation.calls.count(name)
+    calls = simulation.calls.count("open")
     return {
         "calls_per_s": round(calls / took_s, 1),
         "rollouts_per_s": round((simulation.finished - finished) / took_s, 1),
-        "heartbeats_per_s": round(simulation.heartbeats.count(name) / took_s, 1),
-        "calls": simulation.calls.summary(name),
-        "heartbeats": simulation.heartbeats.summary(name),
+        "heartbeats_per_s": round(simulation.heartbeats.count("open") / took_s, 1),
+        "calls": simulation.calls.summary("open"),
+        "heartbeats": simulation.heartbeats.summary("open"),
         "server_cpu": round(cpu_s / took_s, 2),
         "cpu_ms_per_call": round(1e3 * cpu_s / max(1, calls), 2),
     }
@@ -214,8 +194,8 @@ def summarise(found: dict[int, dict[str, Any]]) -> dict[str, Any]:
     sizes = sorted(found)
     values = {
         "memory_mb": [found[size]["memory_mb"] for size in sizes],
-        "cpu_ms_per_call": [found[size]["full"]["cpu_ms_per_call"] for size in sizes],
-        "calls_p99_ms": [found[size]["thinking"]["calls"].get("p99_ms", 0.0) for size in sizes],
+        "cpu_ms_per_call": [found[size]["cpu_ms_per_call"] for size in sizes],
+        "calls_p99_ms": [found[size]["calls"]["p99_ms"] for size in sizes],
     }
     per_call = values["cpu_ms_per_call"]
     return {
@@ -234,7 +214,7 @@ def main() -> None:
     """Run what the arguments ask for and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, nargs="+", default=[1_000, 3_000, 10_000])
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each phase")
+    parser.add_argument("--seconds", type=float, default=30.0, help="that each size is observed for")
     parser.add_argument("--think", type=float, default=40.0, help="seconds between two calls of an agent")
     add_out(parser)
     options = parser.parse_args()
