@@ -80,7 +80,7 @@ class WorkerExtension:
                 module.quant_method.process_weights_after_loading(module)
 
 
-class Part(NamedTuple):
+class WeightPart(NamedTuple):
     """What a worker has of a tensor of the checkpoint."""
 
     name: str
@@ -93,7 +93,7 @@ class Part(NamedTuple):
     """False if another worker has the same part."""
 
 
-def _checkpoint_tensors(model: Any) -> Iterator[Part]:
+def _checkpoint_tensors(model: Any) -> Iterator[WeightPart]:
     packed = getattr(model, "packed_modules_mapping", None) or {}
     modules = dict(model.named_modules(remove_duplicate=False))
     seen: set[int] = set()
@@ -111,7 +111,7 @@ def _checkpoint_tensors(model: Any) -> Iterator[Part]:
         if getattr(module, "org_vocab_size", None) is not None:
             rows = module.shard_indices
             first, end = rows.org_vocab_start_index, rows.org_vocab_end_index
-            yield Part(name, tensor[: end - first], row=first, whole=not divided)
+            yield WeightPart(name, tensor[: end - first], row=first, whole=not divided)
         elif last in packed and getattr(module, "output_sizes", None):
             names = [f"{parent}.{part}.{kind}" if parent else f"{part}.{kind}" for part in packed[last]]
             yield from _output_parts(module, tensor, names)
@@ -119,19 +119,19 @@ def _checkpoint_tensors(model: Any) -> Iterator[Part]:
             yield from _output_parts(module, tensor, [name])
         elif divided and kind == "weight" and hasattr(module, "input_size_per_partition"):
             first = module.tp_rank * module.input_size_per_partition
-            yield Part(name, tensor, column=first, width=module.input_size, whole=False)
+            yield WeightPart(name, tensor, column=first, width=module.input_size, whole=False)
         else:
-            yield Part(name, tensor)
+            yield WeightPart(name, tensor)
 
 
-def _output_parts(module: Any, tensor: torch.Tensor, names: list[str]) -> Iterator[Part]:
+def _output_parts(module: Any, tensor: torch.Tensor, names: list[str]) -> Iterator[WeightPart]:
     """Divide a tensor by its rows, of which workers have equal shares; they may have the same keys and values."""
     sizes = list(module.output_partition_sizes)
     for number, (name, part) in enumerate(zip(names, tensor.split(sizes), strict=True)):
         copies = getattr(module, "num_kv_head_replicas", 1) if number else 1
         first = module.tp_rank // copies * sizes[number]
         place = {"row": first} if part.ndim > 1 else {"column": first}
-        yield Part(name, part, **place, whole=module.tp_size == 1, counts=module.tp_rank % copies == 0)
+        yield WeightPart(name, part, **place, whole=module.tp_size == 1, counts=module.tp_rank % copies == 0)
 
 
 @torch.no_grad()
