@@ -74,6 +74,10 @@ class ControlApi:
     def publish_version(self, run: str, version: Version) -> wire.Recorded:
         """Record that a version of a policy is served from now on; calls that were held for it resume."""
 
+    @endpoint("GET", _RUN + "/evaluation", Permission.READ)
+    def read_evaluation(self, run: str, query: views.EvaluationQuery) -> views.Evaluation:
+        """Return the rewards of an evaluation by task."""
+
     @endpoint("GET", _RUN + "/call_times", Permission.READ)
     def get_call_times(self, run: str) -> wire.CallTimes:
         """Return how long the model calls of a run have taken in this server, and at what."""
@@ -190,9 +194,17 @@ class ControlApi:
     def run_series(self, run: str, query: views.SeriesQuery) -> dict[str, views.Series]:
         """Return metrics by step; if there are more steps than points, as means with their range."""
 
+    @endpoint("GET", _RUN + "/step_times", Permission.VIEW)
+    def step_times(self, run: str, query: views.PointsQuery) -> views.Series:
+        """Return when steps ended, in seconds since 1970."""
+
     @endpoint("GET", _RUN + "/rewards", Permission.VIEW)
     def run_rewards(self, run: str, query: views.PointsQuery) -> views.RunRewards:
         """Return the rewards by step, computed from the rollouts; of training in at most so many points."""
+
+    @endpoint("GET", _RUN + "/comparison", Permission.VIEW)
+    def compare_run(self, run: str, query: views.ComparisonQuery) -> views.Comparison:
+        """Compare the last evaluation of another run with that of this one, task by task."""
 
     @endpoint("GET", _RUN + "/search", Permission.VIEW)
     def search_rollouts(self, run: str, query: views.RolloutQuery) -> views.RolloutListing:

@@ -8,7 +8,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from leyden.api.wire import ListedRollout
-from leyden.records import Attempt, CallCredit, Count, Purpose, Reward, Span, Task
+from leyden.estimates import PairedDifference
+from leyden.records import Attempt, CallCredit, Count, Name, Purpose, Reward, Span, Task
 
 _Text = Annotated[str, Meta(max_length=2000)]
 Names = Annotated[str, Meta(max_length=4000, description="names of metrics, separated by commas; NAME* is a prefix")]
@@ -26,7 +27,18 @@ class Series(Struct, frozen=True, omit_defaults=True):
     high: tuple[float, ...] = ()
 
 
-class PointsQuery(Struct, frozen=True, forbid_unknown_fields=True):
+class StepRange(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The steps to read; by default all."""
+
+    step_from: Count | None = None
+    step_to: Count | None = None
+
+    def has(self, step: int) -> bool:
+        """Whether a step is in the range."""
+        return (self.step_from or 0) <= step <= (step if self.step_to is None else self.step_to)
+
+
+class PointsQuery(StepRange, frozen=True, forbid_unknown_fields=True):
     """At most how many points of each curve to read."""
 
     points: Annotated[int, Meta(ge=1, le=100_000)] = 300
@@ -87,6 +99,41 @@ class RunRewards(Struct, frozen=True):
 
     train: tuple[StepRewards, ...]
     held_out: tuple[StepRewards, ...]
+
+
+class EvaluationQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which evaluation of a run to read; by default the last one."""
+
+    step: Count | None = None
+
+
+class Evaluation(Struct, frozen=True):
+    """One evaluation of a run on its held-out tasks."""
+
+    run: str
+    step: int | None
+    """None for a run of `leyden eval`, which has no steps."""
+    rewards: dict[str, tuple[float, ...]]
+    """By task, of the rollouts that count."""
+
+    @property
+    def name(self) -> str:
+        """The run, and the step if it has one."""
+        return self.run if self.step is None else f"{self.run} at step {self.step}"
+
+
+class ComparisonQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """The run to compare with."""
+
+    other: Name
+
+
+class Comparison(Struct, frozen=True):
+    """Two evaluations, and the second minus the first."""
+
+    first: str
+    second: str
+    result: PairedDifference
 
 
 RolloutOrder = Literal[

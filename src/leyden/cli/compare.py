@@ -3,22 +3,14 @@
 import argparse
 from typing import Any
 
-from msgspec import Struct
 from rich.markup import escape
 
+from leyden.api.views import EvaluationQuery
 from leyden.cli.arguments import integer, run_name
 from leyden.cli.printing import plural, print_json, stdout_console, with_error
 from leyden.cli.source import add_source, open_source
-from leyden.estimates import PairedDifference, estimate
-from leyden.runs.compare import compare_evaluations, read_evaluation
-
-
-class Comparison(Struct, frozen=True):
-    """The result of `leyden compare`."""
-
-    first: str
-    second: str
-    result: PairedDifference
+from leyden.estimates import estimate
+from leyden.runs.compare import compare_evaluations
 
 
 def add_compare(commands: Any) -> argparse.ArgumentParser:
@@ -45,12 +37,13 @@ async def _compare(options: argparse.Namespace) -> None:
     found = []
     for run, step in zip((options.first, options.second), steps, strict=True):
         async with open_source(options, run) as source:
-            found.append(await read_evaluation(source, run, step))
+            found.append(await source.read_evaluation(run, EvaluationQuery(step)))
     first, second = found
-    result = compare_evaluations(first, second)
+    comparison = compare_evaluations(first, second)
     if options.json:
-        print_json(Comparison(first.name, second.name, result))
+        print_json(comparison)
         return
+    result = comparison.result
     console = stdout_console()
     both = first.rewards.keys() & second.rewards.keys()
     for one in (first, second):

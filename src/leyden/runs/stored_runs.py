@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DatabaseError
 
 from leyden.api.client import Remote
-from leyden.api.views import Fleet, RunCard, add_engines
+from leyden.api.views import Evaluation, EvaluationQuery, Fleet, RunCard, add_engines
 from leyden.api.wire import RunSummary
 from leyden.records import Run
 from leyden.runs.run_names import (
@@ -26,7 +26,7 @@ from leyden.store.database import Database
 from leyden.store.errors import NotFound, StoreUnusable
 from leyden.store.files.engine_file import read_report
 from leyden.store.files.run_lock import count_interrupted, is_run_held
-from leyden.store.read import fleet_queries, queries, rollout_search, task_listing, views
+from leyden.store.read import evaluations, fleet_queries, queries, rollout_search, task_listing, views
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,6 +90,10 @@ class StoredRuns:
     async def get_run(self, run: str) -> Run:
         """Return a run with its configuration."""
         return replace(self._read(queries.get_run, self.id_of(run)), id=run)
+
+    async def read_evaluation(self, run: str, query: EvaluationQuery) -> Evaluation:
+        """Return the rewards of an evaluation of a run."""
+        return replace(self._read(evaluations.read_evaluation, self.id_of(run), query), run=run)
 
     async def summarise_run(self, run: str) -> RunSummary:
         """Return the counts and mean reward of a run."""

@@ -72,7 +72,7 @@ MAY: dict[tuple[str, str], set[str]] = {
         ("GET", RUN + path): SEE
         for path in (
             *("/view", "/stream", "/card", "/series", "/series.csv", "/rewards", "/search", "/facets", "/failures"),
-            *("/tasks", "/rollouts/{rollout}/view", "/groups/{group}/tree"),
+            *("/step_times", "/comparison", "/tasks", "/rollouts/{rollout}/view", "/groups/{group}/tree"),
         )
     },
     ("GET", "/api/runs"): SEE | {"viewer of another run"},

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from time import time
 from typing import Any
 
 import pytest
@@ -20,11 +21,18 @@ HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title=
 CONFIG = {"model": "spark", "training": {"steps": 4, "learning_rate": 0.001}}
 
 
-async def step(remote: Remote, number: int, reward: float, purpose: Purpose = Purpose.TRAIN, task: str = "t") -> None:
-    """One step of run `calc`: two rollouts, of which the second fails, and its metrics."""
-    group = f"{'step' if purpose is Purpose.TRAIN else 'eval'}-{number}-{task}"
-    await remote.enqueue("calc", GroupSpec(group, Task(task, {"question": HOSTILE}), 2, purpose, step=number))
-    good, bad = await remote.lease(LeaseRequest("w", 2, run="calc"))
+async def step(
+    remote: Remote,
+    number: int,
+    reward: float,
+    purpose: Purpose = Purpose.TRAIN,
+    task: str = "t",
+    run: str = "calc",
+) -> None:
+    """One step of a run: two rollouts, of which the second fails, and its metrics."""
+    group = f"{'step' if purpose is Purpose.TRAIN else 'eval'}-{number}-{task}" + ("" if run == "calc" else f"-{run}")
+    await remote.enqueue(run, GroupSpec(group, Task(task, {"question": HOSTILE}), 2, purpose, step=number))
+    good, bad = await remote.lease(LeaseRequest("w", 2, run=run))
     call = Call(
         "c",
         role="solver",
@@ -37,14 +45,14 @@ async def step(remote: Remote, number: int, reward: float, purpose: Purpose = Pu
         started=1.0,
         ended=2.0,
     )
-    await remote.record_calls("calc", good.attempt.id, [call])
+    await remote.record_calls(run, good.attempt.id, [call])
     done = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", reward),), output=HOSTILE)
-    await remote.finish("calc", good.attempt.id, done)
+    await remote.finish(run, good.attempt.id, done)
     failed = Outcome(Ending.AGENT_ERROR, f"KeyError {number}: {HOSTILE}")
-    await remote.finish("calc", bad.attempt.id, FinishRequest(failed))
+    await remote.finish(run, bad.attempt.id, FinishRequest(failed))
     if purpose is Purpose.TRAIN:
         metrics = {"training/entropy": 1 / number, **{f"advantage/turn/{turn}": turn / 10 for turn in (0, 2, 10)}}
-        await remote.record_metrics("calc", [Metric(number, name, value) for name, value in metrics.items()])
+        await remote.record_metrics(run, [Metric(number, name, value) for name, value in metrics.items()])
 
 
 async def fill(server: ServerProcess) -> None:
@@ -54,11 +62,14 @@ async def fill(server: ServerProcess) -> None:
         await step(remote, 0, 0.25, Purpose.EVAL)
         await step(remote, 1, 0.5)
         await step(remote, 2, 1.0)
+        await step(remote, 0, 0.75, Purpose.EVAL, run="other")
+        noise = [Metric(at, "training/kl_start", at * 1e-13, at=time() + 60 * at) for at in range(5)]
+        await remote.record_metrics("other", noise)
 
 
 @pytest.fixture(scope="module")
 def filled(server: ServerProcess) -> ServerProcess:
-    asyncio.run(fill(server))
+    asyncio_run_elsewhere(fill(server))
     return server
 
 
@@ -242,6 +253,56 @@ def test_tasks_are_listed_by_success_rate(page: Any) -> None:
     page.locator("tr[data-task=t] a.row").click()
     page.wait_for_selector("tr[data-rollout='eval-0-t.0']")
     assert page.locator("tr[data-rollout]").count() == 2
+
+
+def test_charts_are_zoomed_smoothed_and_drawn_by_time(page: Any) -> None:
+    page.goto("/runs/other")
+    page.wait_for_selector(READY)
+    name = "divergence from the starting model"
+    chart = page.locator(f"[data-chart='{name}']")
+    assert "e-13" not in chart.inner_html()  # rounding is 0
+    drawing = chart.locator("svg")
+
+    def axis() -> list[str]:
+        return drawing.locator("text[text-anchor=middle]").all_text_contents()
+
+    assert axis() == ["0", "1", "2", "3", "4"]
+    box = drawing.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 50)
+    page.mouse.up()
+    page.get_by_role("button", name="Whole range").wait_for()
+    page.wait_for_selector(f"[data-chart='{name}'] svg[aria-label$='step 3']")
+    assert axis()[0] == "1" and axis()[-1] == "3"
+    assert page.url.endswith("/runs/other")  # a drag opens no step
+    drawing.focus()
+    page.keyboard.press("Escape")
+    page.wait_for_selector(f"[data-chart='{name}'] svg[aria-label$='step 4']")
+    page.get_by_label("Smoothing").fill("0.5")
+    page.wait_for_selector(f"[data-chart='{name}'] path.raw", state="attached")
+    page.get_by_label("Horizontal axis").select_option("time")
+    page.wait_for_selector(f"[data-chart='{name}'] text:has-text('4:00')", state="attached")
+    assert page.evaluate(
+        """() => import("/static/chart.js").then(({ smoothed }) => smoothed([4, 0, 0], 0.5))"""
+    ) == pytest.approx([4, 4 / 3, 4 / 7])
+
+
+def test_the_time_that_is_left_follows_the_last_steps(page: Any) -> None:
+    left = """([steps, values, more]) =>
+        import("/static/view.js").then(({ timeLeft }) => timeLeft({ steps, values }, more))"""
+    assert page.evaluate(left, [[1, 2, 4], [100, 110, 130], 3]) == 30
+    assert page.evaluate(left, [[1], [100], 3]) is None
+    assert page.evaluate(left, [[1, 2], [100, 110], 0]) is None
+
+
+def test_runs_are_compared_in_pairs_and_in_every_metric(page: Any) -> None:
+    page.goto("/compare?runs=calc,other")
+    page.wait_for_selector("[data-chart='held-out reward'] path.line >> nth=1", state="attached")
+    assert page.locator("[data-difference=other]").inner_text() == "+0.250 1 task"
+    page.locator("summary", has_text="training").click()
+    page.wait_for_selector("[data-chart='training/kl_start'] path.line", state="attached")
+    assert page.locator("[data-chart='training/entropy'] .key").all_inner_texts() == ["calc"]
 
 
 @pytest.mark.slow

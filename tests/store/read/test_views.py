@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.api.views import RolloutQuery, SeriesQuery
+from leyden.api.views import PointsQuery, RolloutQuery, SeriesQuery
 from leyden.api.wire import FinishRequest, GroupSpec, RunSpec
 from leyden.estimates import estimate
 from leyden.outcomes import Ending, Outcome
@@ -127,6 +127,21 @@ async def test_a_long_series_is_thinned_to_means_with_their_range(store: Store) 
     assert await store.read(views.read_series, "r", SeriesQuery(10, "absent")) == {}
 
 
+async def test_a_range_of_a_series_has_all_its_points_with_their_times(store: Store) -> None:
+    await store.record_metrics("r", [Metric(step, "loss", float(step), at=100.0 + step) for step in range(1000)])
+    await store.record_metrics("r", [Metric(7, "rare", 1.0, at=5.0)])
+    part = SeriesQuery(10, step_from=995, step_to=998)
+    assert (await store.read(views.read_series, "r", part))["loss"].values == (995.0, 996.0, 997.0, 998.0)
+    assert "rare" not in await store.read(views.read_series, "r", part)
+    times = await store.read(views.read_step_times, "r", PointsQuery(10))
+    assert (times.steps[0], times.values[0], times.steps[-1], times.values[-1]) == (99, 199.0, 999, 1099.0)
+    times = await store.read(views.read_step_times, "r", PointsQuery(10, step_to=1))
+    assert (times.steps, times.values) == ((0, 1), (100.0, 101.0))
+    await fill(store)
+    digest = await store.read(digest_run, "r")
+    assert [one.step for one in digest.rewards(PointsQuery(1, step_from=2)).train] == [2]
+
+
 async def test_a_card_has_the_reward_of_the_last_step_with_its_error(store: Store) -> None:
     await fill(store)
     card = await store.read(views.run_card, "r", 1000.0)
@@ -175,8 +190,8 @@ async def test_a_training_that_ended_without_an_update_is_unchanged(store: Store
 async def test_rewards_of_many_steps_are_joined_into_points(store: Store) -> None:
     await fill(store)
     digest = await store.read(digest_run, "r")
-    assert [(one.step, one.count) for one in digest.rewards(300).train] == [(1, 3), (2, 3)]
-    (joined,) = digest.rewards(1).train
+    assert [(one.step, one.count) for one in digest.rewards(PointsQuery(300)).train] == [(1, 3), (2, 3)]
+    (joined,) = digest.rewards(PointsQuery(1)).train
     assert (joined.step, joined.count, joined.mean) == (2, 6, pytest.approx(1 / 6))
     assert joined.deviation == pytest.approx((1 / 15) ** 0.5)
     assert (digest.states, digest.purposes, digest.last_step) == ({"succeeded": 4, "agent_error": 2}, {"train": 6}, 2)
@@ -199,5 +214,5 @@ async def test_an_evaluation_has_an_error_clustered_by_task_and_no_test_tasks(st
     assert expected is not None and (card.reward, card.error) == pytest.approx((expected.mean, expected.error))
     assert (card.counted, card.held_out) == (4, True)
     assert (card.state == "finished", card.best_step) == ((True, None) if step is None else (False, 3))
-    (point,) = (await store.read(digest_run, "r")).rewards(10).held_out
+    (point,) = (await store.read(digest_run, "r")).rewards(PointsQuery(10)).held_out
     assert (point.mean, point.error) == (card.reward, card.error)

@@ -22,7 +22,7 @@ from leyden.server.http.content import JSON
 from leyden.server.http.responses import Raw, Request, Route
 from leyden.server.http.streaming import EVENT_STREAM
 from leyden.server.service import ServerContext
-from leyden.store.read import queries
+from leyden.store.read import evaluations, queries
 from leyden.store.store import Store
 
 P = ParamSpec("P")
@@ -79,8 +79,8 @@ _RUN = "/api/runs/{run}"
 _PAGES = {
     "/": ("runs.js", "chart.js"),
     "/workers": ("workers.js",),
-    "/compare": ("compare.js", "chart.js", "config.js"),
-    "/runs/{run}": ("run.js", "chart.js", "config.js"),
+    "/compare": ("compare.js", "chart.js", "view.js", "config.js"),
+    "/runs/{run}": ("run.js", "chart.js", "view.js", "config.js"),
     "/runs/{run}/rollouts": ("rollouts.js", "paging.js"),
     "/runs/{run}/tasks": ("tasks.js", "paging.js"),
     "/runs/{run}/rollouts/{rollout}": ("rollout.js",),
@@ -124,7 +124,9 @@ DASHBOARD_ROUTES: list[Route] = [
         returns=Raw,
         media_types=("text/csv",),
     ),
+    serve(ControlApi.step_times, dashboard.step_times),
     serve(ControlApi.run_rewards, dashboard.run_rewards),
+    serve(ControlApi.compare_run, dashboard.compare_run),
     serve(ControlApi.search_rollouts, dashboard.search_rollouts),
     serve(ControlApi.list_tasks, dashboard.list_tasks),
     serve(ControlApi.facets, dashboard.facets),
@@ -150,6 +152,7 @@ ROUTES: list[Route] = [
     serve_query(ControlApi.list_versions, queries.latest_versions),
     serve(ControlApi.publish_version, api.publish_version),
     serve(ControlApi.end_run, api.end_run),
+    serve_query(ControlApi.read_evaluation, evaluations.read_evaluation),
     serve(ControlApi.get_call_times, api.get_call_times),
     serve(ControlApi.hold_calls, api.hold_calls),
     serve_store(ControlApi.enqueue, Store.enqueue),

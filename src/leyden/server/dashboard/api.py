@@ -11,6 +11,9 @@ from sqlalchemy import Connection
 
 from leyden.api.views import (
     AttemptQuery,
+    Comparison,
+    ComparisonQuery,
+    EvaluationQuery,
     Facets,
     Failures,
     Fleet,
@@ -28,10 +31,12 @@ from leyden.api.views import (
     add_engines,
     join_fleets,
 )
+from leyden.config import ConfigError
 from leyden.records import DEFAULT_POLICY, Run
+from leyden.runs.compare import compare_evaluations
 from leyden.runs.run_names import name_leases
 from leyden.server.control.engine_reports import report_engines
-from leyden.server.control.keys import Key
+from leyden.server.control.keys import Key, KeyRefused
 from leyden.server.dashboard.prefix_tree import prefix_tree
 from leyden.server.dashboard.rollout_view import rollout_view, tokenizer_of
 from leyden.server.http.responses import Raw, Request
@@ -39,7 +44,7 @@ from leyden.server.service import ServerContext
 from leyden.store.errors import NotFound
 from leyden.store.files.engine_file import read_reports
 from leyden.store.files.run_lock import is_run_held
-from leyden.store.read import fleet_queries, queries, rollout_search, task_listing, views
+from leyden.store.read import evaluations, fleet_queries, queries, rollout_search, task_listing, views
 
 
 async def overview(service: ServerContext, key: Key) -> list[RunCard]:
@@ -61,6 +66,10 @@ async def run_series(service: ServerContext, key: Key, run: str, query: SeriesQu
     return await service.run_stores.read(run, views.read_series, query)
 
 
+async def step_times(service: ServerContext, key: Key, run: str, query: PointsQuery) -> Series:
+    return await service.run_stores.read(run, views.read_step_times, query)
+
+
 async def series_csv(service: ServerContext, request: Request[None, SeriesQuery]) -> Raw:
     """Return metrics as CSV: a row for each step."""
     run = request.path["run"]
@@ -79,7 +88,20 @@ async def series_csv(service: ServerContext, request: Request[None, SeriesQuery]
 
 
 async def run_rewards(service: ServerContext, key: Key, run: str, query: PointsQuery) -> RunRewards:
-    return (await service.run_stores.digest(run)).rewards(query.points)
+    return (await service.run_stores.digest(run)).rewards(query)
+
+
+async def compare_run(service: ServerContext, key: Key, run: str, query: ComparisonQuery) -> Comparison:
+    if key.run not in (None, query.other):
+        raise KeyRefused(403, "not_permitted", f"this key is for run {key.run}, not {query.other}")
+    first, second = [
+        replace(await service.run_stores.read(name, evaluations.read_evaluation, EvaluationQuery()), run=name)
+        for name in (run, query.other)
+    ]
+    try:
+        return compare_evaluations(first, second)
+    except ConfigError as error:
+        raise NotFound(str(error)) from error
 
 
 async def search_rollouts(service: ServerContext, key: Key, run: str, query: RolloutQuery) -> RolloutListing:

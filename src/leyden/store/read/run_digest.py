@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 from sqlalchemy import Connection, func, select
 
-from leyden.api.views import RunRewards, StepRewards
+from leyden.api.views import PointsQuery, RunRewards, StepRewards
 from leyden.estimates import clustered_error
 from leyden.records import Purpose
 from leyden.store.schema import attempts, rollouts
@@ -31,6 +31,18 @@ class StepTotal(Struct, frozen=True):
         return self.total / self.count
 
 
+class PointBins(Struct, frozen=True):
+    """Joins neighbouring steps of a range into at most so many points."""
+
+    first: int
+    width: int
+
+    @classmethod
+    def of(cls, first: int, last: int, points: int) -> "PointBins":
+        """Return the bins of the steps from the first to the last."""
+        return cls(first, -(-(last - first + 1) // points))
+
+
 class RunDigest(Struct, frozen=True):
     """Counts and rewards of a run."""
 
@@ -51,12 +63,15 @@ class RunDigest(Struct, frozen=True):
     errors: dict[int, float]
     """The standard error of each mean that the run is judged by; of training steps only of the last and the best."""
 
-    def rewards(self, points: int) -> RunRewards:
-        """Return count, mean and deviation of the rewards by step; neighbouring steps are joined into `points`."""
-        width = -(-((self.last_step or 0) + 1) // points)
-        train_errors = {} if self.held_out else self.errors
-        train = self._join_steps(self.train, width, train_errors if width == 1 else {})
-        return RunRewards(train, self._join_steps(self.held_out, 1, self.errors))  # evaluations are few
+    def rewards(self, query: PointsQuery) -> RunRewards:
+        """Return count, mean and deviation of the rewards by step; neighbouring steps are joined into points."""
+        train, held_out = ([one for one in some if query.has(one.step)] for some in (self.train, self.held_out))
+        bins = PointBins.of(train[0].step, train[-1].step, query.points) if train else PointBins(0, 1)
+        train_errors = self.errors if bins.width == 1 and not self.held_out else {}
+        return RunRewards(
+            self._join_steps(train, bins, train_errors),
+            self._join_steps(held_out, PointBins(0, 1), self.errors),  # evaluations are few
+        )
 
     @property
     def measured(self) -> tuple[StepTotal, ...]:
@@ -64,10 +79,12 @@ class RunDigest(Struct, frozen=True):
         return self.held_out or self.train or self.dev
 
     @staticmethod
-    def _join_steps(steps: Sequence[StepTotal], width: int, errors: Mapping[int, float]) -> tuple[StepRewards, ...]:
+    def _join_steps(
+        steps: Sequence[StepTotal], bins: PointBins, errors: Mapping[int, float]
+    ) -> tuple[StepRewards, ...]:
         joined: dict[int, list[StepTotal]] = defaultdict(list)
         for one in steps:
-            joined[one.step // width].append(one)
+            joined[(one.step - bins.first) // bins.width].append(one)
         return tuple(_join(some, errors) for some in joined.values())
 
 

@@ -9,13 +9,13 @@ from typing import Literal
 from msgspec import Struct
 from sqlalchemy import ColumnElement, Connection, bindparam, func, select
 
-from leyden.api.views import RunCard, Series, SeriesQuery, StepRewards
+from leyden.api.views import PointsQuery, RunCard, Series, SeriesQuery, StepRange, StepRewards
 from leyden.records import DEFAULT_POLICY
 from leyden.store.codec import decode_json
 from leyden.store.errors import NotFound
 from leyden.store.files.run_lock import count_interrupted
 from leyden.store.read.queries import require_run
-from leyden.store.read.run_digest import RunDigest, best_step, digest_run
+from leyden.store.read.run_digest import PointBins, RunDigest, best_step, digest_run
 from leyden.store.schema import events, metrics, runs, versions
 
 _CARD_POINTS = 60
@@ -31,18 +31,50 @@ def read_series(connection: Connection, run: str, query: SeriesQuery) -> dict[st
         require_run(connection, run)
     chosen = [name for name in known if not names or any(_selects(selector, name) for selector in names)]
     # Each name is a range of the index that has its last step at the end and needs no sorting of the other names.
-    of_name = *of_policy, metrics.c.name == bindparam("metric")
-    last_step = select(func.max(metrics.c.step)).where(*of_name)
-    last = max((int(connection.scalar(last_step, {"metric": name}) or 0) for name in chosen), default=0)
-    width = -(-(last + 1) // query.points)
+    of_name = *of_policy, metrics.c.name == bindparam("metric"), *_in_range(query)
+    bins = _bins(connection, of_name, chosen, query)
     value = metrics.c.value
     columns = [func.max(metrics.c.step), func.avg(value)]
-    if width > 1:
+    if bins.width > 1:
         columns += [func.min(value), func.max(value)]
-    step = metrics.c.step // width if width > 1 else metrics.c.step
+    step = (metrics.c.step - bins.first) // bins.width if bins.width > 1 else metrics.c.step
     values = select(*columns).where(*of_name).group_by(step).order_by(step)
     found = {name: connection.execute(values, {"metric": name}).all() for name in chosen}
-    return {name: Series(*map(tuple, zip(*rows, strict=True))) for name, rows in found.items()}
+    return {name: Series(*map(tuple, zip(*rows, strict=True))) for name, rows in found.items() if rows}
+
+
+def read_step_times(connection: Connection, run: str, query: PointsQuery) -> Series:
+    """Return when steps of a run ended, in seconds since 1970: when the metric that most steps have was recorded."""
+    of_policy = metrics.c.run_id == run, metrics.c.policy == trained_policy(connection, run)
+    name = connection.scalar(
+        select(metrics.c.name).where(*of_policy).group_by(metrics.c.name).order_by(func.count().desc()).limit(1)
+    )
+    if name is None:
+        require_run(connection, run)
+        return Series((), ())
+    of_name = *of_policy, metrics.c.name == bindparam("metric"), *_in_range(query)
+    bins = _bins(connection, of_name, [name], query)
+    step = (metrics.c.step - bins.first) // bins.width
+    times = select(func.max(metrics.c.step), func.max(metrics.c.at)).where(*of_name).group_by(step).order_by(step)
+    rows = connection.execute(times, {"metric": name}).all()
+    return Series(tuple(row[0] for row in rows), tuple(row[1] for row in rows))
+
+
+def _in_range(query: StepRange) -> list[ColumnElement[bool]]:
+    first, last = query.step_from, query.step_to
+    found = [metrics.c.step >= first] if first is not None else []
+    return [*found, metrics.c.step <= last] if last is not None else found
+
+
+def _bins(
+    connection: Connection, of_name: Sequence[ColumnElement[bool]], names: Sequence[str], query: PointsQuery
+) -> PointBins:
+    """Return which steps to join, so that no metric has more points than are asked for."""
+    ends = select(func.min(metrics.c.step), func.max(metrics.c.step)).where(*of_name)
+    found = [connection.execute(ends, {"metric": name}).one() for name in names]
+    known = [(first, last) for first, last in found if first is not None]
+    firsts, lasts = zip(*known, strict=True) if known else ((0,), (0,))
+    return PointBins.of(min(firsts), max(lasts), query.points)
 
 
 def _metric_names(connection: Connection, *conditions: ColumnElement[bool]) -> list[str]:
@@ -119,7 +151,7 @@ def run_card(
     steps = (config.get("training") or {}).get("steps") if isinstance(config.get("training"), dict) else None
     last_metric = select(metrics.c.step).where(metrics.c.run_id == run).order_by(metrics.c.seq.desc()).limit(1)
     step = connection.scalar(last_metric) or 0
-    joined = digest.rewards(_CARD_POINTS)
+    joined = digest.rewards(PointsQuery(_CARD_POINTS))
     measured = digest.measured
     best = best_step(measured) if measured and not digest.trains_nothing else None
     now_at = measured[-1] if measured else None

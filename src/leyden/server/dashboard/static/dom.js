@@ -50,6 +50,7 @@ function identity(element) {
 export function number(value, digits = 3) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
+  if (size < 1e-9) return "0"; // rounding
   if (Number.isInteger(value) && size < 1e5) return String(value);
   if (size >= 1e5) return compact(value);
   if (size !== 0 && size < 10 ** -digits) return value.toExponential(1);

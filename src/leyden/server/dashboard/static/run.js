@@ -1,8 +1,9 @@
 // One run: its curves as they grow, and its configuration.
 
-import { ago, badge, compact, ENDINGS, fact, h, moment, replace, title, totals, whole, withError } from "./dom.js";
+import { ago, badge, compact, duration, ENDINGS, fact, h, moment, replace, title, totals, whole, withError } from "./dom.js";
 import { follow, get, runPath, touched } from "./data.js";
 import { chart, replaceCharts } from "./chart.js";
+import { chartView, clockOf, timeLeft } from "./view.js";
 import { flatten, settingsTable } from "./config.js";
 
 // Endings and their colours
@@ -52,9 +53,14 @@ export async function show(main, { params: [run], signal, go }) {
   const head = h("div", { class: "head" });
   const openStep = (purpose) => (step) => go(`${path}/rollouts?purpose=${purpose}&step_from=${step}&step_to=${step}`);
 
+  const view = chartView(() => showCurves().catch(() => {}));
+  let clock = null;
+
   async function showFacts() {
-    const card = await get(runPath(run, "/card"));
+    const [card, ends] = await Promise.all([get(runPath(run, "/card")), get(runPath(run, "/step_times"), { points: POINTS })]);
     if (signal.aborted) return;
+    clock = clockOf(ends, card.created);
+    const left = card.state === "running" ? timeLeft(ends, card.steps - card.step) : null;
     replace(head, h("h1", {}, run), badge(card.state), h("span", { class: "soft" }, card.model ?? ""), h("span", { class: "grow" }),
       h("a", { class: "button", href: `${path}/rollouts` }, "Rollouts"));
     replace(facts,
@@ -66,33 +72,37 @@ export async function show(main, { params: [run], signal, go }) {
       fact("calls", compact(card.calls)),
       fact("sampled tokens", compact(card.tokens)),
       fact("started", moment(card.created)),
+      left !== null && fact("time left", `about ${duration(left)}`),
       fact("last event", ago(card.last_event)));
   }
 
   async function showCurves() {
-    const [found, rewards] = await Promise.all([get(runPath(run, "/series"), { names: NAMES.join(","), points: POINTS }), get(runPath(run, "/rewards"), { points: POINTS })]);
+    const part = { points: POINTS, ...view.steps(clock) };
+    const [found, rewards] = await Promise.all([get(runPath(run, "/series"), { names: NAMES.join(","), ...part }), get(runPath(run, "/rewards"), part)]);
     if (signal.aborted) return;
+    const draw = (options) => chart({ view, clock, ...options });
     const csv = (names) => `${runPath(run, "/series.csv")}?${new URLSearchParams({ names: names.join(","), points: 100000 })}`;
-    const drawn = [rewardChart(found, rewards, openStep("train"), csv), heldOutChart(rewards, openStep("eval"), csv)];
+    const drawn = [draw(rewardChart(found, rewards, openStep("train"), csv)), draw(heldOutChart(rewards, openStep("eval"), csv))];
     for (const [name, metrics, options] of CHARTS) {
       const lines = metrics.flatMap(([metric, label, colour], index) => found[metric] ? [{ name: label, colour: colour ?? index, ...found[metric] }] : []);
       if (!lines.length) continue;
       if (options.stacked) lines.forEach((line) => { delete line.low; delete line.high; });
-      drawn.push(chart({ title: name, lines, ...options, open: openStep("train"), download: csv(metrics.map(([metric]) => metric)) }));
+      drawn.push(draw({ title: name, lines, ...options, open: openStep("train"), download: csv(metrics.map(([metric]) => metric)) }));
     }
     const signals = Object.keys(found).filter((name) => name.startsWith("signals/"));
-    if (signals.length) drawn.push(chart({ title: "signals", zero: true, lines: signals.map((name) => ({ name: name.slice(8), ...found[name] })), open: openStep("train"), download: csv(signals) }));
+    if (signals.length) drawn.push(draw({ title: "signals", zero: true, lines: signals.map((name) => ({ name: name.slice(8), ...found[name] })), open: openStep("train"), download: csv(signals) }));
     for (const [prefix, title, options] of BY_LABEL) {
       const labels = Object.keys(found).filter((name) => name.startsWith(prefix)).map((name) => name.slice(prefix.length));
       labels.sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
-      if (labels.length > 1) drawn.splice(2, 0, chart({ title, lines: labels.map((label, index) => ({ name: label, colour: index, ...found[prefix + label] })), ...options, open: openStep("train"), download: csv([`${prefix}*`]) }));
+      if (labels.length > 1) drawn.splice(2, 0, draw({ title, lines: labels.map((label, index) => ({ name: label, colour: index, ...found[prefix + label] })), ...options, open: openStep("train"), download: csv([`${prefix}*`]) }));
     }
     replaceCharts(plots, drawn);
   }
 
-  await Promise.all([showFacts(), showCurves()]);
+  await showFacts();
+  await showCurves();
   if (signal.aborted) return;
-  replace(main, head, facts, plots, configuration(run));
+  replace(main, head, facts, view.element, plots, configuration(run));
   follow(run, async (kinds) => {
     await showFacts();
     if (touched(kinds, "metrics", "group.finished", "attempt.rewarded")) await showCurves();
@@ -108,13 +118,13 @@ function rewardChart(found, rewards, open, csv) {
     line.low = line.values.map((value, index) => value - deviation[index]);
     line.high = line.values.map((value, index) => value + deviation[index]);
   }
-  return chart({ title: "training reward", lines: [{ name: "mean and sd", ...line }], open, download: csv(["reward/*"]) });
+  return { title: "training reward", lines: [{ name: "mean and sd", ...line }], open, download: csv(["reward/*"]) };
 }
 
 function heldOutChart(rewards, open, csv) {
   const points = rewards.held_out;
   const line = { name: "mean ± standard error", colour: 1, points: true, steps: points.map((one) => one.step), values: points.map((one) => one.mean), errors: points.map((one) => one.error) };
-  return chart({ title: "held-out reward", lines: [line], open, empty: "no evaluation yet", download: csv(["held_out/*"]) });
+  return { title: "held-out reward", lines: [line], open, empty: "no evaluation yet", download: csv(["held_out/*"]) };
 }
 
 function configuration(run) {
