@@ -190,6 +190,10 @@ class ControlApi:
     def run_card(self, run: str) -> views.RunCard:
         """Return state, step and reward of a run."""
 
+    @endpoint("GET", _RUN + "/files", Permission.VIEW)
+    def run_files(self, run: str) -> views.RunFiles:
+        """Return the checkpoints of a run and the ends of its logs."""
+
     @endpoint("GET", _RUN + "/series", Permission.VIEW)
     def run_series(self, run: str, query: views.SeriesQuery) -> dict[str, views.Series]:
         """Return metrics by step; if there are more steps than points, as means with their range."""

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from leyden.api.wire import ListedRollout
 from leyden.estimates import PairedDifference
+from leyden.process.usage import ResourceUse
 from leyden.records import Attempt, CallCredit, Count, Name, Purpose, Reward, Span, Task
 
 _Text = Annotated[str, Meta(max_length=2000)]
@@ -81,6 +82,27 @@ class RunCard(Struct, frozen=True):
     best_step: int | None
     curve: Series
     """The reward by step, in a few points."""
+
+
+class CheckpointView(Struct, frozen=True):
+    """A checkpoint of a policy."""
+
+    policy: str
+    step: int
+    saved: float
+    bytes: int
+    best: bool
+    """Whether it has the highest held-out reward."""
+    path: str
+
+
+class RunFiles(Struct, frozen=True):
+    """What the folder of a run has besides its store."""
+
+    folder: str
+    checkpoints: tuple[CheckpointView, ...]
+    logs: dict[str, str]
+    """The ends of its logs, by the names of the files."""
 
 
 class StepRewards(Struct, frozen=True):
@@ -259,6 +281,8 @@ class TokenView(Struct, frozen=True, array_like=True):
     text: str
     logprob: float | None
     version: int | None
+    untrained: str
+    """Why it was not trained on although its call was, or would not be; empty if it was, or may be."""
 
 
 class CallView(Struct, frozen=True):
@@ -371,6 +395,7 @@ class WorkerView(Struct, frozen=True):
     """When the oldest of its active attempts started."""
     ended: dict[str, int]
     """Attempts that ended in the last ten minutes, by ending."""
+    use: ResourceUse | None = None
 
 
 class EngineView(Struct, frozen=True):
@@ -402,6 +427,8 @@ class EngineReport(Struct, frozen=True):
     engines: tuple[EngineView, ...]
     refused: dict[str, int]
     """Requests that the server refused since it started, by reason."""
+    workers: dict[str, ResourceUse] = {}
+    """What each worker and its agents use."""
 
 
 class Fleet(Struct, frozen=True):
@@ -452,7 +479,9 @@ def join_fleets(first: Fleet, others: Sequence[Fleet]) -> Fleet:
 
 
 def add_engines(fleet: Fleet, reports: Sequence[EngineReport]) -> Fleet:
-    """Add engines and refused requests that servers report."""
+    """Add engines, refused requests and what workers use, as servers report them."""
     refused = sum((Counter(report.refused) for report in reports), Counter(fleet.refused))
     engines = (*fleet.engines, *(engine for report in reports for engine in report.engines))
-    return replace(fleet, engines=engines, refused=dict(refused))
+    use = {worker: used for report in reports for worker, used in report.workers.items()}
+    workers = tuple(replace(worker, use=use.get(worker.id)) for worker in fleet.workers)
+    return replace(fleet, engines=engines, refused=dict(refused), workers=workers)

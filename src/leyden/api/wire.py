@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from leyden.outcomes import Outcome, Retry
 from leyden.patterns import PatternError, check_rule
+from leyden.process.usage import ResourceUse
 from leyden.records import (
     ID_PATTERN,
     Attempt,
@@ -75,6 +76,8 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """None: any run that the key gives access to."""
     pool: Id | None = None
     """The pool of the process that will run the attempts; its pool key is valid for them."""
+    use: ResourceUse | None = None
+    """What the worker and its agents use; None if that was measured a moment ago."""
 
 
 class Lease(Struct, frozen=True):

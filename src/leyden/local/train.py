@@ -28,7 +28,7 @@ from leyden.learner.local import LocalLearner, TrainedPolicy
 from leyden.learner.objective import Objective, objective_of
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import TrainerState
-from leyden.local.notes import print_note, stderr_console
+from leyden.local.notes import notes_logged, print_note, stderr_console
 from leyden.local.readable import Readable
 from leyden.local.stack import local_stack
 from leyden.models.source import ModelSource, find_model
@@ -238,6 +238,7 @@ async def _train(
         )
         pipeline = build_pipeline(config, {name: algorithm}, tasks, parts, {name: state}, folder.path)
         trainer = Trainer(config, pipeline, {name: state})
+        opened.enter_context(notes_logged(folder.path / "train.log"))
         try:
             with _interruptible(on_second_interrupt, lambda: trainer.waits_for_evaluation) as stop:
                 state = (await stack.run(trainer.run(stop)))[name]

@@ -19,6 +19,7 @@ from leyden.orchestrator.pipeline import Pipeline
 from leyden.orchestrator.policy_stages import PolicyStages
 from leyden.orchestrator.report.step_report import StepReport
 from leyden.orchestrator.report.time_left import TimeLeft
+from leyden.process.usage import ResourceMeter
 
 Reports = Mapping[str, StepReport]
 States = Mapping[str, TrainerState]
@@ -35,6 +36,7 @@ class Trainer:
         """The last one that was trained."""
         self._time_left = TimeLeft(config.training.time_limit_s)
         self._last = config.training.steps
+        self._meter = ResourceMeter()
         self._closing: asyncio.Task[None] | None = None
         """Evaluates, reports and saves the step before; awaited before the weights change again."""
         self.waits_for_evaluation = False
@@ -116,6 +118,9 @@ class Trainer:
             held_out = await parts.evaluations.measure(step)
             for report in reports.values():
                 report.held_out, report.evaluation_s = held_out, time.monotonic() - started
+        use = await asyncio.to_thread(self._meter.measure)
+        for report in reports.values():
+            report.use = use
         # before the checkpoint, so that every saved step has been reported
         left_s = self._time_left.end_step(self._last - step)
         for one in parts.policies:

@@ -32,7 +32,7 @@ def exceed(pids: Collection[int], memory: int) -> bool:
         return False
     mapped = _mapped_bytes(pids, files) if files else {}
     unmapped = sum(max(0, size - mapped.get(file, 0)) for file, size in files.items())
-    return sum(map(_proportional_bytes, pids)) + unmapped + hidden > memory
+    return sum(map(proportional_bytes, pids)) + unmapped + hidden > memory
 
 
 def _resident_bytes(pid: int) -> int:
@@ -40,7 +40,7 @@ def _resident_bytes(pid: int) -> int:
     return _kilobytes(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:")) or 0
 
 
-def _proportional_bytes(pid: int) -> int:
+def proportional_bytes(pid: int) -> int:
     """Return the same, each page divided by the number of processes that share it."""
     found = _kilobytes(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
     return _resident_bytes(pid) if found is None else found  # an older kernel, or one that does not show it

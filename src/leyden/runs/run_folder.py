@@ -8,6 +8,7 @@ runs/calc/config.toml      the whole configuration, including defaults
           curve.png        a plot of the reward
           fingerprint.json digests of the files with code and with tasks
           step-100/        a checkpoint, which is also a Hugging Face folder; policies/NAME/step-100 if `policy` is set
+          train.log        what the training printed: a line per step, and warnings
           server.log       warnings and errors of the server; worker.log: those of the worker
 """
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, Self, TypeVar
 
+from leyden.process.usage import ResourceUse
 from leyden.server.control.keys import ActiveLeases, Keyring
 from leyden.server.control.telemetry import Telemetry
 from leyden.server.dashboard.run_stores import RunStores
@@ -20,6 +21,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _THREADS = 2
+_WORKERS = 500
 
 
 class Offload:
@@ -57,6 +59,8 @@ class ServerContext:
         """None on a server that serves no model."""
         self.ended_runs: set[str] = set()
         """Runs that queue nothing more: their workers are told to end."""
+        self.worker_use: dict[str, ResourceUse] = {}
+        """What the workers that asked for rollouts last use."""
         self.run_stores = RunStores(store, options.beside or options.home, options.home)
         self.store_polling = StorePolling(self.run_stores)
         self.limiter = Limiter(limits_for(options.server.concurrent_calls))
@@ -72,6 +76,13 @@ class ServerContext:
         store.notifications.subscribe(leases.on_event)
         store.notifications.subscribe(service.telemetry.on_event)
         return service
+
+    def note_use(self, worker: str, use: ResourceUse) -> None:
+        """Keep what a worker uses, of the last workers."""
+        self.worker_use.pop(worker, None)
+        self.worker_use[worker] = use
+        if len(self.worker_use) > _WORKERS:
+            del self.worker_use[next(iter(self.worker_use))]
 
     async def close(self) -> None:
         """Close what was opened for requests. The store stays open."""

@@ -72,12 +72,13 @@ MAY: dict[tuple[str, str], set[str]] = {
         ("GET", RUN + path): SEE
         for path in (
             *("/view", "/stream", "/card", "/series", "/series.csv", "/rewards", "/search", "/facets", "/failures"),
-            *("/step_times", "/comparison", "/tasks", "/rollouts/{rollout}/view", "/groups/{group}/tree"),
+            *("/step_times", "/comparison", "/files", "/tasks", "/rollouts/{rollout}/view", "/groups/{group}/tree"),
         )
     },
     ("GET", "/api/runs"): SEE | {"viewer of another run"},
     ("POST", "/api/runs"): STEER,
     ("GET", RUN): SEE,
+    ("GET", RUN + "/evaluation"): SEE,
     ("DELETE", RUN): ADMIN,
     ("GET", RUN + "/summary"): SEE,
     ("GET", RUN + "/call_times"): SEE,

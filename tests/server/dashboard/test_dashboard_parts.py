@@ -23,11 +23,13 @@ from leyden.api.client import Remote
 from leyden.api.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 from leyden.models.source import BUNDLED
 from leyden.outcomes import Ending, Outcome
+from leyden.process.usage import ResourceUse
 from leyden.records import Call, CallCredit, Metric, Reward, RewardKind, StepCredits, Task, Version, VersionRun
 from leyden.rendering.tokenizer import Tokenizer
+from leyden.runs.run_files import read_run_files
 from leyden.server.control.keys import KeyKind
 from leyden.server.dashboard.prefix_tree import prefix_tree
-from leyden.server.dashboard.rollout_view import token_texts
+from leyden.server.dashboard.rollout_view import token_texts, untrained_tokens
 from leyden.server.dashboard.run_stores import RunStores
 from leyden.server.dashboard.store_polling import Counts, StorePolling
 from leyden.store.database import Database
@@ -64,6 +66,33 @@ def test_the_texts_of_tokens_add_up_to_the_text(text: str) -> None:
     assert len(texts) == len(ids) and "".join(texts) == tokenizer.decode(ids)
 
 
+def test_tokens_that_are_not_trained_on_say_why() -> None:
+    call = Call(
+        "c",
+        completion_ids=(1, 2, 3, 4, 5),
+        logprobs=(0.0,) * 5,
+        allowed=(1.0, 0.0, 1.0, 1.0, 1.0),
+        context_tail=1,
+        versions=(VersionRun(3, 6), VersionRun(2, 7)),
+    )
+    assert untrained_tokens(call, None) == ["", "forced by the grammar", "", "", "after the stop string"]
+    stale = CallCredit("a", "c", 1.0, 0.5, 0.5, tokens=1)
+    assert untrained_tokens(call, stale)[::2] == ["too old", "too old", "after the stop string"]
+    assert untrained_tokens(call, CallCredit("a", "c", excluded="its advantage is 0"))[0] == ""
+
+
+def test_a_runs_files_are_its_checkpoints_and_the_ends_of_its_logs(tmp_path: Path) -> None:
+    for step, best in ((1, 1), (2, 1)):
+        (tmp_path / f"step-{step}").mkdir()
+        (tmp_path / f"step-{step}" / "state.json").write_text(f'{{"step": {step}, "best_step": {best}}}')
+    (tmp_path / "train.log").write_text("x" * 70_000 + "\nlast line\n")
+    found = read_run_files(tmp_path)
+    assert [(one.step, one.best, one.bytes > 0) for one in found.checkpoints] == [(1, True, True), (2, False, True)]
+    assert found.logs == {"train.log": "last line\n"}
+    (tmp_path / "step-2" / "state.json").write_text("damaged")
+    assert read_run_files(tmp_path).checkpoints == ()
+
+
 async def fill(server: ServerProcess, run: str = "calc") -> None:
     """A run with one group of two rollouts that answered in spark's tokens, and one rollout that is running."""
     tokenizer = Tokenizer.load(SPARK)
@@ -97,7 +126,7 @@ async def fill(server: ServerProcess, run: str = "calc") -> None:
         ]
         await remote.record_credits(run, StepCredits(1, tuple(credits)))
         await remote.enqueue(run, GroupSpec(f"{run}-2", Task("u", {}), 3, step=2))
-        await remote.lease(LeaseRequest("worker-two", 1, run=run))
+        await remote.lease(LeaseRequest("worker-two", 1, run=run, use=ResourceUse(1.5, 2.5)))
 
 
 @pytest.fixture(scope="module")
@@ -462,7 +491,7 @@ def test_the_page_of_workers_has_leases_and_the_queue(page: Any) -> None:
     page.goto("/workers")
     page.wait_for_selector(READY)
     text = page.locator("main").inner_text()
-    for fact in ("worker-one", "worker-two", "calc-2.0"):
+    for fact in ("worker-one", "worker-two", "calc-2.0", "1.5", "2.5 GB"):
         assert fact in text
     facts = dict(zip(page.locator("dt").all_inner_texts(), page.locator("dd").all_inner_texts(), strict=True))
     assert (facts["queued"], facts["running"], facts["ended in ten minutes"]) == ("2", "1", "2")

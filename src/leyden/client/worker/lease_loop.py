@@ -24,6 +24,7 @@ from leyden.client.services.registry import ServiceRegistry
 from leyden.client.worker.heartbeat import Heartbeat
 from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.reporter import Reporter
+from leyden.client.worker.use_reports import UseReports
 from leyden.outcomes import Ending, Outcome
 from leyden.user_code.loading import LoadError
 
@@ -98,6 +99,7 @@ class LeaseLoopOptions(Struct, frozen=True, kw_only=True):
     """Starts a runner for any attempts, or for the single one that is given; with True, for one at a time."""
     one_at_a_time: asyncio.Event
     """Set when new runners of this worker are to run one attempt at a time."""
+    use_reports: UseReports
 
 
 class LeaseLoop:
@@ -162,7 +164,8 @@ class LeaseLoop:
         while not self._stopping:
             free = await self._concurrency.acquire_all()
             leases: list[Lease] = []
-            request = LeaseRequest(worker.name, min(free, 1000), _LONG_POLL_S, worker.run, pool)
+            count, use = min(free, 1000), self._options.use_reports.take()
+            request = LeaseRequest(worker.name, count, _LONG_POLL_S, worker.run, pool, use)
             self._request_open = True
             try:
                 leases = await self._client.limited(timeout_s=_LONG_POLL_S + 10).lease(request)

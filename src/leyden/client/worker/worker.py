@@ -27,6 +27,7 @@ from leyden.client.worker.heartbeat import Heartbeat
 from leyden.client.worker.lease_loop import LeaseLoop, LeaseLoopOptions
 from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.reporter import Reporter
+from leyden.client.worker.use_reports import UseReports
 from leyden.config.schema import ServiceConfig
 from leyden.user_code.bridge import background_loop
 from leyden.user_code.loading import AgentKind, LoadError, kind_of, read_command
@@ -78,14 +79,15 @@ async def _work(
     isolation: Isolation,
     stop: asyncio.Event,
 ) -> None:
-    heartbeat = Heartbeat(client, options.name)
+    heartbeat, use_reports = Heartbeat(client, options.name), UseReports()
     try:
         async with asyncio.TaskGroup() as tasks:
             lease_loops = [
                 LeaseLoop(tasks, client, heartbeat, reporter, services, each)
-                for each in _lease_loop_options(options, client, isolation)
+                for each in _lease_loop_options(options, client, isolation, use_reports)
             ]
-            running = [tasks.create_task(loop.run()) for loop in lease_loops] + [tasks.create_task(heartbeat.run())]
+            running = [tasks.create_task(loop.run()) for loop in lease_loops]
+            running += [tasks.create_task(heartbeat.run()), tasks.create_task(use_reports.run())]
             if reward is not None and reward.takes_group:
                 scorer = GroupScorer(client, reward, services, options.name, options.run, options.concurrency)
                 running.append(tasks.create_task(scorer.work()))
@@ -123,7 +125,9 @@ async def _give_back(heartbeat: Heartbeat, reporter: Reporter) -> None:
             await asyncio.gather(*(reporter.give_back(active.lease) for active in unfinished))
 
 
-def _lease_loop_options(options: WorkerOptions, client: RetryingRemote, isolation: Isolation) -> list[LeaseLoopOptions]:
+def _lease_loop_options(
+    options: WorkerOptions, client: RetryingRemote, isolation: Isolation, use_reports: UseReports
+) -> list[LeaseLoopOptions]:
     """Options of each lease loop: one per host process for a Python agent, one for any other agent."""
     kind = kind_of(options.agent, options.base)
     loops = options.processes if kind is AgentKind.PYTHON else 1
@@ -148,6 +152,7 @@ def _lease_loop_options(options: WorkerOptions, client: RetryingRemote, isolatio
                 concurrency=concurrency,
                 start_runner=RunnerFactory(kind, setup, client, options.run).start,
                 one_at_a_time=one_at_a_time,
+                use_reports=use_reports,
             )
         )
     return all_options

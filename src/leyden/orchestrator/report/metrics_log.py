@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from msgspec.structs import asdict
+
 from leyden.api.client import Remote
 from leyden.background import start_background
 from leyden.episodes import Episode
@@ -125,6 +127,7 @@ def step_metrics(report: StepReport) -> dict[str, float]:
         "time/waiting_s": report.waiting_s if report.overlaps else None,
         "time/evaluation_s": report.evaluation_s or None,
         "publish/bytes": report.publication.transferred_bytes if report.publication is not None else 0,
+        **({f"machine/{name}": value for name, value in asdict(report.use).items()} if report.use is not None else {}),
         "training/learning_rate": report.learning_rate,
         "training/kl_start": report.kl_start,
         "training/kl_reference": fmean(accounting.kl_reference) if accounting.kl_reference else None,

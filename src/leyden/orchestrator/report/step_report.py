@@ -16,6 +16,7 @@ from leyden.orchestrator.report.call_positions import CallPositions
 from leyden.orchestrator.rollouts.branch_usage import BranchUsage
 from leyden.orchestrator.rollouts.call_usage import CallUsage
 from leyden.orchestrator.rollouts.evaluation import EvaluationResult
+from leyden.process.usage import ResourceUse
 from leyden.records import DEFAULT_POLICY, Call, RewardKind
 
 
@@ -74,6 +75,8 @@ class StepReport(Struct):
     held_out: EvaluationResult | None = None
     policy: str = DEFAULT_POLICY
     """The one that these are the results of; rewards, times and tasks are those of the rollouts of all."""
+    use: ResourceUse | None = None
+    """What the processes of the run used since the step before was reported."""
 
     def add_episodes(
         self, episodes: Sequence[Episode], publications: Publications, config: Config, automatic: bool

@@ -143,6 +143,8 @@ async def end_run(service: ServerContext, key: Key, run: str) -> None:
 
 async def lease(service: ServerContext, key: Key, request: LeaseRequest) -> list[Lease]:
     query = LeaseQuery(request.worker, request.count, _allowed_run(key, request.run), request.pool)
+    if request.use is not None:
+        service.note_use(request.worker, request.use)
     leases: list[Lease] = []
     found = [] if query.run in service.ended_runs else await service.store.lease(query, request.wait)
     if not found and query.run in service.ended_runs:

@@ -34,7 +34,7 @@ async def report_engines(service: ServerContext) -> EngineReport:
         engines += [_served(model, versions.get(model.name)) for model in gateway.models.values()]
         if gateway.upstream is not None:
             engines.append(_upstream(gateway.upstream))
-    return EngineReport(time.time(), tuple(engines), service.telemetry.count_refused())
+    return EngineReport(time.time(), tuple(engines), service.telemetry.count_refused(), dict(service.worker_use))
 
 
 def _served(model: ServedModel, version: int | None) -> EngineView:

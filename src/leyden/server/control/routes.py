@@ -80,7 +80,7 @@ _PAGES = {
     "/": ("runs.js", "chart.js"),
     "/workers": ("workers.js",),
     "/compare": ("compare.js", "chart.js", "view.js", "config.js"),
-    "/runs/{run}": ("run.js", "chart.js", "view.js", "config.js"),
+    "/runs/{run}": ("run.js", "chart.js", "view.js", "config.js", "files.js"),
     "/runs/{run}/rollouts": ("rollouts.js", "paging.js"),
     "/runs/{run}/tasks": ("tasks.js", "paging.js"),
     "/runs/{run}/rollouts/{rollout}": ("rollout.js",),
@@ -117,6 +117,7 @@ DASHBOARD_ROUTES: list[Route] = [
     ),
     serve(ControlApi.view_run, dashboard.view_run),
     serve(ControlApi.run_card, dashboard.run_card),
+    serve(ControlApi.run_files, dashboard.run_files),
     serve(ControlApi.run_series, dashboard.run_series),
     Route(
         *("GET", _RUN + "/series.csv", Permission.VIEW, dashboard.series_csv),

@@ -23,6 +23,7 @@ from leyden.api.views import (
     RolloutQuery,
     RolloutView,
     RunCard,
+    RunFiles,
     RunRewards,
     Series,
     SeriesQuery,
@@ -34,6 +35,7 @@ from leyden.api.views import (
 from leyden.config import ConfigError
 from leyden.records import DEFAULT_POLICY, Run
 from leyden.runs.compare import compare_evaluations
+from leyden.runs.run_files import read_run_files
 from leyden.runs.run_names import name_leases
 from leyden.server.control.engine_reports import report_engines
 from leyden.server.control.keys import Key, KeyRefused
@@ -60,6 +62,12 @@ async def run_card(service: ServerContext, key: Key, run: str) -> RunCard:
 
 async def view_run(service: ServerContext, key: Key, run: str) -> Run:
     return replace(await service.run_stores.read(run, queries.get_run), id=run)
+
+
+async def run_files(service: ServerContext, key: Key, run: str) -> RunFiles:
+    await service.run_stores.read(run, queries.get_run)
+    folder, _ = await service.run_stores.find(run)
+    return await service.run_stores.in_thread(lambda: read_run_files(folder or service.options.home))
 
 
 async def run_series(service: ServerContext, key: Key, run: str, query: SeriesQuery) -> dict[str, Series]:

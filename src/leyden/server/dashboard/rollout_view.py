@@ -60,18 +60,36 @@ def _call(episode: Episode, call: Call, credit: CallCredit | None, tokenizer: To
         kept_messages=call.kept_messages,
         prompt=tokenizer.decode(call.prompt_ids) if tokenizer is not None else None,
         response=call.response,
-        tokens=_tokens(call, tokenizer),
+        tokens=_tokens(call, credit, tokenizer),
         untrainable=call.untrainable,
         credit=credit,
     )
 
 
-def _tokens(call: Call, tokenizer: Tokenizer | None) -> tuple[TokenView, ...]:
+def _tokens(call: Call, credit: CallCredit | None, tokenizer: Tokenizer | None) -> tuple[TokenView, ...]:
     ids = call.completion_ids
     texts = token_texts(tokenizer, ids) if tokenizer is not None else [f"#{id} " for id in ids]
     logprobs: Sequence[float | None] = call.logprobs or [None] * len(ids)
-    versions: list[int | None] = [run.number for run in call.versions for _ in range(run.tokens)] or [None] * len(ids)
-    return tuple(map(TokenView, texts, logprobs, versions))
+    versions: Sequence[int | None] = _versions(call) or [None] * len(ids)
+    return tuple(map(TokenView, texts, logprobs, versions, untrained_tokens(call, credit)))
+
+
+def _versions(call: Call) -> list[int]:
+    return [run.number for run in call.versions for _ in range(run.tokens)]
+
+
+def untrained_tokens(call: Call, credit: CallCredit | None) -> list[str]:
+    """Return for each token of a call why it is not trained on; empty if it is, or if its call is left out."""
+    count = len(call.completion_ids)
+    reasons = ["forced by the grammar"] * count
+    for index in call.chosen:
+        reasons[index] = ""
+    reasons[count - call.context_tail :] = ["after the stop string"] * call.context_tail
+    if credit is not None and not credit.excluded and (versions := _versions(call)):
+        stale = len(call.chosen) - credit.tokens
+        for index in sorted(call.chosen, key=versions.__getitem__)[:stale]:  # the oldest
+            reasons[index] = "too old"
+    return reasons
 
 
 def tokenizer_of(service: ServerContext, policy: str, folder: Path | None = None) -> Tokenizer | None:

@@ -179,6 +179,7 @@ function showCall(view, call, index, shade) {
     h("header", {}, h("b", {}, `call ${index + 1}`), call.role && h("span", { class: "role" }, call.role),
       h("span", { class: "soft" }, `${whole(call.prompt_tokens)} + ${whole(call.tokens.length)} tokens, ${call.prompt_origin}${call.origin_reason ? ` (${call.origin_reason})` : ""}, ${call.finish}, ${duration(call.ended - call.started)}`),
       credit && (credit.excluded ? h("span", { class: "chip warn" }, `left out: ${credit.excluded}`) : h("span", { class: `chip ${credit.advantage > 0 ? "good" : credit.advantage < 0 ? "bad" : ""}` }, `value ${number(credit.value)}, advantage ${number(credit.advantage)}, weight ${number(credit.weight)}, ${plural(credit.tokens, "token")}`)),
+      untrained(call),
       !credit && call.untrainable && h("span", { class: "chip warn" }, `not trained on: ${call.untrainable}`),
       rewards.map((one) => h("span", { class: `chip ${one.value > 0 ? "good" : "bad"}`, title: one.why ?? "" }, `${one.name ?? "reward"} ${number((one.weight ?? 1) * one.value)}`)),
       signals.map((one) => h("span", { class: "chip", title: one.why }, `${one.kind.replaceAll("_", " ")}${one.tool ? `: ${one.tool}` : ""}`))),
@@ -204,13 +205,20 @@ function messageText(message) {
   return parts.length ? parts.join("\n") : pretty(message);
 }
 
-function showToken([text, logprob, version], call, view, shade) {
+// How many tokens of a call were not trained on, by the reason.
+function untrained(call) {
+  const counts = new Map();
+  for (const [, , , why] of call.tokens) if (why) counts.set(why, (counts.get(why) ?? 0) + 1);
+  return counts.size > 0 && h("span", { class: "chip warn untrained" }, `not trained on: ${[...counts].map(([why, count]) => `${plural(count, "token")} ${why}`).join(", ")}`);
+}
+
+function showToken([text, logprob, version, why], call, view, shade) {
   const stale = version !== null && view.version !== null ? view.version - version : null;
   const advantage = call.credit?.advantage ?? null;
   const values = { logprob: logprob === null ? null : Math.min(1, -logprob / 4), staleness: stale === null ? null : Math.min(1, stale / 4), advantage };
   const value = values[shade] ?? null;
-  const label = [logprob !== null && `logprob ${logprob.toFixed(3)} (p ${Math.exp(logprob).toFixed(3)})`, version !== null && `version ${version}${stale ? `, ${stale} behind` : ""}`, advantage !== null && `advantage ${number(advantage)}`].filter(Boolean).join("\n");
-  const token = h("span", { class: "token", title: label }, text);
+  const label = [logprob !== null && `logprob ${logprob.toFixed(3)} (p ${Math.exp(logprob).toFixed(3)})`, version !== null && `version ${version}${stale ? `, ${stale} behind` : ""}`, advantage !== null && `advantage ${number(advantage)}`, why && `not trained on: ${why}`].filter(Boolean).join("\n");
+  const token = h("span", { class: `token${why ? " untrained" : ""}`, title: label }, text);
   if (value !== null && value !== 0) {
     const strength = Math.min(1, Math.abs(value));
     token.classList.add(shade === "advantage" ? (value > 0 ? "up" : "down") : "heat");

@@ -5,6 +5,7 @@ import { follow, get, runPath, touched } from "./data.js";
 import { chart, replaceCharts } from "./chart.js";
 import { chartView, clockOf, timeLeft } from "./view.js";
 import { flatten, settingsTable } from "./config.js";
+import { filesPanel } from "./files.js";
 
 // Endings and their colours
 const OUTCOMES = [["succeeded", 1], ["agent_error", 5], ["timeout", 2], ["no_reward", 4], ["lost", 3], ["engine_error", 6], ["cancelled", 7]];
@@ -28,6 +29,9 @@ const CHARTS = [
   ["tokens of the training step", [["tokens/computed", "computed"], ["tokens/saved", "saved: shared with another call"]], { stacked: true }],
   ["length", [["length/call", "of a call"], ["length/rollout", "of a rollout"]], { zero: true, unit: "tokens" }],
   ["time of a step", [["time/sampling_s", "sampling"], ["time/training_s", "training"], ["time/publishing_s", "publishing"]], { stacked: true, unit: "s" }],
+  ["processor", [["machine/cores", "of the run with its agents"]], { zero: true, unit: "busy cores" }],
+  ["memory", [["machine/memory_gb", "of the run with its agents"], ["machine/gpu_memory_gb", "of the GPUs"]], { zero: true, unit: "GB" }],
+  ["GPUs", [["machine/gpu", "computing"]], { zero: true, max: 1, unit: "share of the time" }],
   ["gradient norm", [["training/grad_norm", "before clipping"]], { zero: true }],
   ["loss", [["training/loss", "mean of the updates"]], {}],
   ["learning rate", [["training/learning_rate", "of the optimiser"]], { zero: true }],
@@ -102,7 +106,7 @@ export async function show(main, { params: [run], signal, go }) {
   await showFacts();
   await showCurves();
   if (signal.aborted) return;
-  replace(main, head, facts, view.element, plots, configuration(run));
+  replace(main, head, facts, view.element, plots, filesPanel(run), configuration(run));
   follow(run, async (kinds) => {
     await showFacts();
     if (touched(kinds, "metrics", "group.finished", "attempt.rewarded")) await showCurves();
