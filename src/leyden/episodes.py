@@ -102,6 +102,12 @@ class Episode(Struct, frozen=True, dict=True):
         """The rewards in effect."""
         return effective(self.rewards)
 
+    @property
+    def reward_parts(self) -> dict[str, float]:
+        """The parts of the final reward by name, without their weights; empty if it is a single number."""
+        parts = {r.name: r.value for r in self.effective_rewards if r.kind is RewardKind.FINAL}
+        return {} if parts.keys() <= {"reward"} else parts
+
     @cached_property
     def transitions(self) -> tuple[Transition, ...]:
         """The episode as (input, output, reward), one for each call. Which of them are trained on is not decided here.

@@ -5,7 +5,7 @@ conversation takes space linear in its tokens; `Episode` derives whole prompts a
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Annotated, Any, Literal
@@ -415,7 +415,13 @@ class RewardKind(StrEnum):
 
 FINAL_REWARD_ID, GROUP_REWARD_ID = "final", "group"
 """The ids of the final reward that a worker reports with the end of an attempt, and after a group was scored."""
-FINAL_REWARD_IDS = frozenset({FINAL_REWARD_ID, GROUP_REWARD_ID})
+GivenReward = Real | dict[Name, Real]
+"""The final reward of an attempt as it is given: a number, or numbers by the names of its parts."""
+
+
+def is_final_reward_id(id: str) -> bool:
+    """Whether an id is reserved for final rewards and their parts."""
+    return id.partition(".")[0] in (FINAL_REWARD_ID, GROUP_REWARD_ID)
 
 
 class Reward(Struct, frozen=True, omit_defaults=True):
@@ -457,6 +463,16 @@ class CallCredit(Struct, frozen=True, omit_defaults=True):
     """Number of its tokens that were trained on."""
     excluded: str = ""
     """Why it was not trained on; empty if it was."""
+
+
+def final_rewards(id: str, given: GivenReward, source: str, weights: Mapping[str, float]) -> list[Reward]:
+    """Return the records of a final reward: one, or one for each part, with its weight."""
+    if not isinstance(given, dict):
+        return [Reward(id, given, source=source)]
+    return [
+        Reward(f"{id}.{index}", value, name=name, weight=weights.get(name, 1.0), source=source)
+        for index, (name, value) in enumerate(given.items())
+    ]
 
 
 class StepCredits(Struct, frozen=True):

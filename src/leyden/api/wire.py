@@ -15,9 +15,11 @@ from leyden.records import (
     Attempt,
     Count,
     Event,
+    GivenReward,
     Group,
     Id,
     Metric,
+    Name,
     Origin,
     Purpose,
     Real,
@@ -183,11 +185,13 @@ class Scores(Struct, frozen=True, forbid_unknown_fields=True):
     """Result of a group scoring. Rollouts without a reward here end as `no_reward`, with the message."""
 
     number: Count
-    rewards: dict[Id, Real | None] = {}
+    rewards: dict[Id, GivenReward | None] = {}
     """By rollout."""
     message: str = ""
     given_back: bool = False
     """The group was not scored; another worker may lease it."""
+    weights: dict[Name, Real] = {}
+    """Of the parts that rewards have."""
 
 
 class Counted(Struct, frozen=True):

@@ -17,7 +17,7 @@ from leyden.client.isolation.options import IsolationOptions
 from leyden.config.schema import ServiceConfig
 from leyden.outcomes import Outcome, Retry
 from leyden.process.framing import MAX_FRAME, FrameTooLarge, read_frame, read_frame_blocking, to_frame
-from leyden.records import Reward
+from leyden.records import GivenReward, Reward
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ class AttemptEnd(Struct, frozen=True, tag="ended"):
     outcome: Outcome
     result: Raw = Raw(b"null")
     """What the agent returned, as JSON."""
-    reward: float | None = None
+    reward: GivenReward | None = None
     """The final reward that the agent returned."""
     output: str = ""
     """What it printed."""

@@ -72,6 +72,8 @@ class RolloutConfig(_Section, frozen=True):
     """Seconds that one call of the reward function may take."""
     reward_tries: Annotated[int, Meta(ge=1, le=100)] = 3
     """How often a failing reward function is called before the rollout ends without a reward."""
+    reward_weights: dict[Name, Real] = {}
+    """Weights of the parts of a reward that has several, by name; others have 1."""
     agent_rewards: bool = False
     """Whether agents may set rewards over HTTP with their own keys."""
 

@@ -17,6 +17,7 @@ from leyden.client.attempt.result import (
     NotAReward,
     TwoRewards,
     cut_result,
+    parse_final_reward,
     parse_reward,
     split_returned,
     to_json,
@@ -33,6 +34,15 @@ def test_a_run_has_one_source_of_the_final_reward() -> None:
     assert split_returned(0.5, has_reward_function=True) == (0.5, None)
     with pytest.raises(TwoRewards):
         split_returned(leyden.Result("Paris", 1), has_reward_function=True)
+
+
+def test_a_final_reward_may_have_named_parts() -> None:
+    assert parse_final_reward({"correct": True, "format": 0.1}, "it") == {"correct": 1.0, "format": 0.1}
+    assert parse_final_reward(2, "it") == 2.0
+    wrong = {"for part 'a', gave nan": {"a": math.nan}, "no part": {}, r"names \[1\]": {1: 1.0}, "names": {"a\n": 1.0}}
+    for message, bad in wrong.items():
+        with pytest.raises(NotAReward, match=message):
+            parse_final_reward(bad, "it")
 
 
 def test_rewards_are_finite_numbers() -> None:

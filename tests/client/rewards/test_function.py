@@ -66,6 +66,13 @@ async def test_a_reward_function_that_fails_is_called_again() -> None:
             await function(call, tries=2).score({}, 7, no_episode)
 
 
+async def test_a_reward_may_have_parts() -> None:
+    parts = {"correct": 1, "format": 0.5}
+    assert await function(lambda: parts).score({}, 7, no_episode) == parts
+    group = [episode("g.0"), episode("g.1")]
+    assert await function(lambda group: [parts, 1]).score_group({}, group) == {"g.0": parts, "g.1": 1.0}
+
+
 async def test_a_reward_function_that_raises_a_cancellation_has_failed() -> None:
     async def cancels_a_task(result: int) -> float:
         grading = asyncio.create_task(asyncio.sleep(60))

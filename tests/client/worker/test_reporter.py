@@ -20,3 +20,16 @@ async def test_a_free_retry_stays_free_where_a_step_reward_is_refused(harness: W
     detail = await harness.remote.get_rollout("r", lease.attempt.rollout)
     assert detail.rollout.state is State.QUEUED
     assert detail.attempts[0].outcome == end.outcome
+
+
+async def test_the_parts_of_a_reward_are_recorded_with_their_weights(harness: WorkerHarness) -> None:
+    await harness.open()
+    await harness.queue("g", {})
+    (lease,) = await harness.remote.lease(LeaseRequest("w", run="r"))
+    end = AttemptEnd(lease.attempt.id, Outcome(Ending.SUCCEEDED), reward={"correct": 1.0, "format": 0.5})
+    reporter = Reporter(harness.remote, None, ServiceRegistry({}), weights={"format": 0.1})  # type: ignore[arg-type]
+    await reporter.report(lease, end)
+    episode = await harness.remote.get_episode("r", lease.attempt.id)
+    assert episode.reward_parts == {"correct": 1.0, "format": 0.5}
+    assert (await harness.remote.get_rollout("r", lease.attempt.rollout)).rollout.state is State.FINISHED
+    assert episode.final_reward(0.0) == 1.05

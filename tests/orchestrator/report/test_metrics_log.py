@@ -24,7 +24,7 @@ from leyden.orchestrator.report.sinks import opened_sinks
 from leyden.orchestrator.report.step_report import StepReport
 from leyden.orchestrator.rollouts.call_usage import CallUsage
 from leyden.orchestrator.rollouts.evaluation import EvaluationResult
-from leyden.records import DEFAULT_POLICY, Call, VersionRun
+from leyden.records import DEFAULT_POLICY, Call, Reward, VersionRun
 
 
 def report(step: int, **fields: Any) -> StepReport:
@@ -64,6 +64,14 @@ def test_rewards_are_reported_by_role_and_kind_and_tokens_by_staleness() -> None
     assert (found["staleness/mean"], found["staleness/max"]) == (0.5, 2)
     assert (found["staleness/tokens/0"], found["staleness/tokens/2"]) == (3, 1)
     assert (found["length/call"], found["length/rollout"]) == (4, 2)
+
+
+def test_the_parts_of_rewards_are_reported_without_their_weights() -> None:
+    parts = [Reward("final.0", 1.0, name="correct"), Reward("final.1", 0.5, name="format", weight=0.1)]
+    one, config = report(3), read_config({"run": "r", "agent": "a", "tasks": "t"})
+    one.add_episodes([replace(episode(0, 1.0, []), rewards=tuple(parts))], Publications(0, [0]), config, False)
+    found = step_metrics(one)
+    assert (found["reward/part/correct"], found["reward/part/format"], one.rewards[-1]) == (1.0, 0.5, 1.05)
 
 
 async def test_roles_and_kinds_of_any_text_are_recorded(remote: Remote, tmp_path: Path) -> None:

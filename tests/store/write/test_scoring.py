@@ -60,6 +60,16 @@ async def finished(store: Store) -> bool:
     return group.finished is not None
 
 
+async def test_the_parts_of_a_reward_count_with_their_weights(store: Store) -> None:
+    await run_group(store, LATER, LATER)
+    await lease(store)
+    given = {"g.0": {"correct": 1.0, "format": 0.5}, "g.1": 2.0}
+    await store.score("r", "g", Scores(1, given, weights={"format": 0.1}))
+    found = await episodes(store)
+    assert [episode.final_reward(0.0) for episode in found] == [1.05, 2.0]
+    assert [episode.reward_parts for episode in found] == [{"correct": 1.0, "format": 0.5}, {}]
+
+
 async def test_a_group_is_finished_when_it_is_scored(store: Store) -> None:
     await run_group(store, LATER, FAILED, LATER)
     assert not await finished(store)

@@ -11,7 +11,7 @@ from leyden.client.attempt.result import (
     TwoRewards,
     cut_result,
     describe_too_large,
-    parse_reward,
+    parse_final_reward,
     split_returned,
     to_json,
 )
@@ -31,10 +31,10 @@ def end_of_attempt(attempt: str, value: Any, has_reward_function: bool) -> Attem
         message = describe_too_large(len(text), MAX_RESULT_BYTES)
         return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, message), document)
     try:
-        number = None if reward is None else parse_reward(reward, "the agent")
+        given = None if reward is None else parse_final_reward(reward, "the agent")
     except NotAReward as error:
         return AttemptEnd(attempt, Outcome(Ending.NO_REWARD, str(error)), document)
-    return AttemptEnd(attempt, Outcome(Ending.SUCCEEDED), document, number)
+    return AttemptEnd(attempt, Outcome(Ending.SUCCEEDED), document, given)
 
 
 def result_from_json(document: Any) -> Any:

@@ -1,11 +1,14 @@
 """Reads what an agent returns: a result, a reward, or both. Only this module decides what counts as the reward."""
 
 import math
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
+
+from leyden.records import GivenReward, Name
 
 MAX_RESULT_BYTES = 1 << 20
 """Size limit of a result as JSON. Of a larger one the beginning is recorded, and no reward function is given it."""
@@ -38,7 +41,7 @@ class TwoRewards(Exception):
 
 
 class NotAReward(Exception):
-    """The reward is not a finite number."""
+    """The reward is neither a finite number nor several by name."""
 
 
 def split_returned(value: Any, has_reward_function: bool) -> ReturnedValue:
@@ -63,6 +66,19 @@ def parse_reward(value: Any, giver: str) -> float:
     if not math.isfinite(number) or abs(number) > 1e30:
         raise NotAReward(f"{giver} gave {number} as reward: return a finite number")
     return number
+
+
+def parse_final_reward(value: Any, giver: str) -> GivenReward:
+    """Convert the final reward of an attempt: a number, or numbers by the names of its parts."""
+    if not isinstance(value, Mapping):
+        return parse_reward(value, giver)
+    if not value:
+        raise NotAReward(f"{giver} gave no part of a reward: return a number, or numbers by name")
+    try:
+        names = msgspec.convert(list(value), list[Name])
+    except msgspec.ValidationError as error:
+        raise NotAReward(f"{giver} gave parts of a reward with the names {_safe_repr(list(value))}: {error}") from error
+    return {name: parse_reward(value[name], f"{giver}, for part {name!r},") for name in names}
 
 
 def to_json(value: Any) -> bytes:

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 from leyden.backoff import Backoff
 from leyden.client.attempt.errors import describe
-from leyden.client.attempt.result import NotAReward, parse_reward
+from leyden.client.attempt.result import NotAReward, parse_final_reward
 from leyden.config.schema import RolloutConfig
 from leyden.episodes import Episode
+from leyden.records import GivenReward
 from leyden.user_code.bridge import await_on, background_loop, call_in_thread
 from leyden.user_code.loading import AnyCallable, LoadError, is_async, load_function, placeholder_keys
 
@@ -52,6 +53,8 @@ class RewardFunction:
         """Names of the services that it takes."""
         self.takes_group = "group" in self._names
         self._is_async = is_async(function)
+        self.weights = rollout.reward_weights
+        """Of the parts that its rewards have."""
 
     async def score(
         self,
@@ -59,7 +62,7 @@ class RewardFunction:
         result: Any,
         episode: Callable[[], Awaitable[Episode]],
         acquired: Mapping[str, Any] = {},
-    ) -> float:
+    ) -> GivenReward:
         """Return the reward of one rollout; raise `NoReward` if it has none."""
         arguments: dict[str, Any] = {"task": task, "result": result, **acquired}
         if "episode" in self._names:
@@ -71,7 +74,7 @@ class RewardFunction:
         task: Any,
         group: Sequence[Episode],
         acquired: Mapping[str, Any] = {},
-    ) -> dict[str, float | None]:
+    ) -> dict[str, GivenReward | None]:
         """Return the reward of each rollout by its id, None if it has none; raise `NoReward` if the function fails."""
         arguments = {"task": task, "group": list(group), **acquired}
         return await self._call_with_retries(
@@ -118,13 +121,13 @@ def load_reward(reference: str, base: str, rollout: RolloutConfig, services: Seq
     return RewardFunction(function, reference, rollout, services)
 
 
-def _parse_one(answer: Any) -> float:
+def _parse_one(answer: Any) -> GivenReward:
     if answer is None:
         raise Unrewarded("the reward function returned None: there is no reward")
-    return parse_reward(answer, "the reward function")
+    return parse_final_reward(answer, "the reward function")
 
 
-def _parse_many(answer: Any, rollouts: Sequence[str]) -> dict[str, float | None]:
+def _parse_many(answer: Any, rollouts: Sequence[str]) -> dict[str, GivenReward | None]:
     """Parse one reward per rollout, given in their order or by their ids."""
     if isinstance(answer, Mapping):
         unknown = [name for name in answer if name not in rollouts]
@@ -141,7 +144,7 @@ def _parse_many(answer: Any, rollouts: Sequence[str]) -> dict[str, float | None]
         if len(given) != len(rollouts):
             raise NotAReward(f"the reward function gave {len(given)} rewards for a group of {len(rollouts)}")
     return {
-        name: None if value is None else parse_reward(value, "the reward function")
+        name: None if value is None else parse_final_reward(value, "the reward function")
         for name, value in zip(rollouts, given, strict=True)
     }
 

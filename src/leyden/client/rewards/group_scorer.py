@@ -78,7 +78,7 @@ class GroupScorer:
             return Scores(scoring.number, message=f"the episodes of its group cannot be read: {refused}")
         except (NoReward, ServiceFailed) as error:
             return Scores(scoring.number, message=str(error))
-        return Scores(scoring.number, dict(rewards))
+        return Scores(scoring.number, dict(rewards), weights=self._reward.weights)
 
     async def _send(self, scoring: GroupScoring, scores: Scores) -> None:
         run, group = scoring.group.run, scoring.group.id

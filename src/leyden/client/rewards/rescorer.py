@@ -17,7 +17,7 @@ from leyden.client.rewards.function import NoReward, RewardFunction, Unrewarded
 from leyden.client.services.registry import ServiceRegistry
 from leyden.episodes import Episode
 from leyden.outcomes import Ending
-from leyden.records import Purpose, Reward, Rollout, State
+from leyden.records import GivenReward, Purpose, Reward, Rollout, State, final_rewards
 
 _PAGE = 500
 _MAX_SOURCE_LENGTH = 160
@@ -120,13 +120,14 @@ class Rescorer:
             return _failed(episode, str(error))
         return await self._record(episode, value)
 
-    async def _record(self, episode: Episode, value: float | None) -> RescoredRollout:
-        if value is None:
+    async def _record(self, episode: Episode, given: GivenReward | None) -> RescoredRollout:
+        if given is None:
             return _unrewarded(episode)
+        rewards = final_rewards(self._name, given, self.source, self._reward.weights)
         if not self._dry:
-            reward = Reward(self._name, value, source=self.source)
-            await self._episodes.record_rewards(self._run, episode.attempt.id, [reward])
-        return RescoredRollout(episode.rollout.id, episode.rollout.purpose, _final(episode), value)
+            await self._episodes.record_rewards(self._run, episode.attempt.id, rewards)
+        after = sum(reward.weight * reward.value for reward in rewards)
+        return RescoredRollout(episode.rollout.id, episode.rollout.purpose, _final(episode), after)
 
 
 def source_of(reference: str) -> str:

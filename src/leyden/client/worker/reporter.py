@@ -19,7 +19,7 @@ from leyden.client.services.registry import ServiceRegistry
 from leyden.decoding import decode_json
 from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome, Retry
-from leyden.records import FINAL_REWARD_ID, Reward
+from leyden.records import FINAL_REWARD_ID, GivenReward, Reward, final_rewards
 
 _log = logging.getLogger("leyden.worker")
 
@@ -33,9 +33,10 @@ class Reporter:
         reward: RewardFunction | None,
         services: ServiceRegistry,
         on_end: Callable[[FinishRequest], None] = lambda _: None,
+        weights: Mapping[str, float] = {},
     ) -> None:
-        """`on_end` is called for each attempt whose end the server has acknowledged."""
-        self._client, self._services, self._on_end = client, services, on_end
+        """`on_end` is called for each attempt whose end the server has acknowledged; `weights` are those of parts."""
+        self._client, self._services, self._on_end, self._weights = client, services, on_end, weights
         self._scored_as_group = reward is not None and reward.takes_group
         """Whether final rewards come when a whole group has ended, and not from here."""
         self._reward = None if self._scored_as_group else reward
@@ -80,15 +81,15 @@ class Reporter:
             return FinishRequest(end.outcome, result)
         if self._scored_as_group:
             return FinishRequest(end.outcome, result, awaits_group=True)
-        value, source = end.reward, "agent"
+        given, source = end.reward, "agent"
         if self._reward is not None:
             try:
-                value = await self._call(self._reward, lease, result, end.output, step_rewards, acquired)
+                given = await self._call(self._reward, lease, result, end.output, step_rewards, acquired)
             except (NoReward, ServiceFailed) as error:
                 return FinishRequest(Outcome(Ending.NO_REWARD, str(error)), result)
             source = "reward"
-        final = () if value is None else (Reward(FINAL_REWARD_ID, value, source=source),)
-        return FinishRequest(end.outcome, result, final)
+        final = [] if given is None else final_rewards(FINAL_REWARD_ID, given, source, self._weights)
+        return FinishRequest(end.outcome, result, tuple(final))
 
     async def _call(
         self,
@@ -98,7 +99,7 @@ class Reporter:
         output: str,
         step_rewards: Sequence[Reward],
         acquired: Mapping[str, Any],
-    ) -> float:
+    ) -> GivenReward:
         """Return the final reward of an attempt that succeeded with `result`. Raises `NoReward` or `ServiceFailed`.
 
         The function receives the services that the agent has `acquired`, and acquires the others. The episode, if it

@@ -62,7 +62,7 @@ async def work(
             _services(options, reward) as services,
             running_isolation(isolation_request(options)) as isolation,
         ):
-            reporter = Reporter(client, reward, services, on_end)
+            reporter = Reporter(client, reward, services, on_end, options.rollout.reward_weights)
             await _work(options, client, reward, reporter, services, isolation, stop or asyncio.Event())
     except ExceptionGroup as group:
         first = _first_error(group)

@@ -114,6 +114,7 @@ def step_metrics(report: StepReport) -> dict[str, float]:
         "staleness/max": max(report.staleness, default=None),
         **{f"staleness/tokens/{behind}": count for behind, count in sorted(report.staleness.items())},
         "tokens/stale": accounting.tokens_stale,
+        **{f"reward/part/{name}": fmean(values) for name, values in by_label(report.parts).items()},
         **{f"reward/role/{role}": fmean(rewards) for role, rewards in by_label(report.by_role).items()},
         **{f"reward/kind/{kind}": fmean(rewards) for kind, rewards in by_label(report.by_kind).items()},
         **report.positions.metrics(accounting.credits),

@@ -75,6 +75,8 @@ class StepReport(Struct):
     held_out: EvaluationResult | None = None
     policy: str = DEFAULT_POLICY
     """The one that these are the results of; rewards, times and tasks are those of the rollouts of all."""
+    parts: dict[str, list[float]] = field(default_factory=dict)
+    """By name, the values of the parts that rewards have, without their weights."""
     use: ResourceUse | None = None
     """What the processes of the run used since the step before was reported."""
 
@@ -100,6 +102,8 @@ class StepReport(Struct):
             self.branches.add(episode, reward)
             if reward is not None and episode.rollout.origin is None:
                 self.rewards.append(reward)
+                for name, value in episode.reward_parts.items():
+                    self.parts.setdefault(name, []).append(value)
                 for role in {episode.role(call) for call in episode.calls} - {None}:
                     self.by_role.setdefault(str(role), []).append(reward)
                 if kind is not None:

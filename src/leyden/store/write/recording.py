@@ -13,7 +13,6 @@ from sqlalchemy import ColumnElement, FromClause, bindparam, delete, func, selec
 from leyden.episodes import effective
 from leyden.outcomes import Ending
 from leyden.records import (
-    FINAL_REWARD_IDS,
     Call,
     DivergedCall,
     EventKind,
@@ -23,6 +22,7 @@ from leyden.records import (
     Span,
     StepCredits,
     Version,
+    is_final_reward_id,
 )
 from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
@@ -77,7 +77,7 @@ def record_rewards(tx: Transaction, run: str, attempt: str, new: Sequence[Reward
     else:
         _require_attempt(tx, run, attempt)
     for reward in new:
-        if reward.kind is not RewardKind.FINAL and reward.id in FINAL_REWARD_IDS:
+        if reward.kind is not RewardKind.FINAL and is_final_reward_id(reward.id):
             raise Conflict(f"only a final reward can have the id {reward.id!r}: give this {reward.kind} reward another")
     final = [reward for reward in new if reward.kind is RewardKind.FINAL]
     for reward in final if not rescoring else ():

@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, delete, select, update
 
 from leyden.api.wire import Counted, GroupScoring, Scores, ScoringHeartbeat
 from leyden.outcomes import Ending
-from leyden.records import GROUP_REWARD_ID, EventKind, Reward
+from leyden.records import GROUP_REWARD_ID, EventKind, final_rewards
 from leyden.store.errors import NotFound
 from leyden.store.mapping import decode_settings, group_from_row
 from leyden.store.schema import attempts, groups, rollouts, runs, scorings
@@ -75,7 +75,8 @@ def finish(tx: Transaction, run: str, group: str, scores: Scores) -> Counted:
         if rollout not in known:
             raise NotFound(f"group {group!r} has no rollout {rollout!r} that waits to be scored")
         if value is not None:
-            record_rewards(tx, run, known[rollout], [Reward(GROUP_REWARD_ID, value, source=SOURCE)], rescoring=True)
+            rewards = final_rewards(GROUP_REWARD_ID, value, SOURCE, scores.weights)
+            record_rewards(tx, run, known[rollout], rewards, rescoring=True)
     _end(tx, run, group, scores.message or _NO_SCORE)
     return Counted(True)
 

@@ -133,7 +133,8 @@ export function chart(given) {
     drawing.append(svg("line", { class: "grid", x1: EDGE.left, x2: width - EDGE.right, y1: y(value), y2: y(value) }),
       svg("text", { x: EDGE.left - 6, y: y(value) + 3, "text-anchor": "end" }, number(value, Math.min(4, Math.max(2, Math.ceil(1 - Math.log10(high - low)))))));
   }
-  for (const place of ticks(first, last, 5, view.byTime ? DURATIONS : null).filter(Number.isInteger)) {
+  const room = view.byTime ? EDGE.left + 14 : 0; // beside the name of the axis
+  for (const place of ticks(first, last, 5, view.byTime ? DURATIONS : null).filter((one) => Number.isInteger(one) && x(one) > room)) {
     drawing.append(svg("text", { x: x(place), y: height - 6, "text-anchor": "middle" }, view.byTime ? clockText(place) : String(place)));
   }
   drawing.append(svg("text", { x: EDGE.left - 12, y: height - 6, "text-anchor": "end" }, view.byTime ? "time" : "step"));

@@ -42,6 +42,7 @@ const BY_LABEL = [
   ["length/role/", "length of a call by role", { zero: true, unit: "tokens" }],
   ["advantage/turn/", "mean advantage by turn, from 0", {}],
   ["advantage/role/", "mean advantage by role", {}],
+  ["reward/part/", "reward by part, without weights", {}],
   ["reward/kind/", "reward by kind of task", {}],
   ["reward/role/", "reward by role", {}],
 ];
