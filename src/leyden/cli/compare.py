@@ -10,7 +10,7 @@ from leyden.cli.arguments import integer, run_name
 from leyden.cli.printing import plural, print_json, stdout_console, with_error
 from leyden.cli.source import add_source, open_source
 from leyden.estimates import estimate
-from leyden.runs.compare import compare_evaluations
+from leyden.store.read.evaluations import compare_evaluations
 
 
 def add_compare(commands: Any) -> argparse.ArgumentParser:

@@ -1,19 +1,11 @@
-"""Compares two evaluations of the same tasks, in pairs."""
+"""Compares the evaluations of two runs in a home folder."""
 
 from pathlib import Path
 
-from leyden.api.views import Comparison, Evaluation, EvaluationQuery
-from leyden.config import ConfigError
-from leyden.estimates import PairedDifference, compare
+from leyden.api.views import EvaluationQuery
+from leyden.estimates import PairedDifference
 from leyden.runs.stored_runs import open_run
-
-
-def compare_evaluations(first: Evaluation, second: Evaluation) -> Comparison:
-    """Return the difference of two evaluations; they must have tasks in common."""
-    result = compare(first.rewards, second.rewards)
-    if result is None:
-        raise ConfigError(f"{first.name} and {second.name} have no task in common: evaluate them on the same tasks")
-    return Comparison(first.name, second.name, result)
+from leyden.store.read.evaluations import compare_evaluations
 
 
 async def compare_runs(

@@ -32,9 +32,7 @@ from leyden.api.views import (
     add_engines,
     join_fleets,
 )
-from leyden.config import ConfigError
 from leyden.records import DEFAULT_POLICY, Run
-from leyden.runs.compare import compare_evaluations
 from leyden.runs.run_files import read_run_files
 from leyden.runs.run_names import name_leases
 from leyden.server.control.engine_reports import report_engines
@@ -106,10 +104,7 @@ async def compare_run(service: ServerContext, key: Key, run: str, query: Compari
         replace(await service.run_stores.read(name, evaluations.read_evaluation, EvaluationQuery()), run=name)
         for name in (run, query.other)
     ]
-    try:
-        return compare_evaluations(first, second)
-    except ConfigError as error:
-        raise NotFound(str(error)) from error
+    return evaluations.compare_evaluations(first, second)
 
 
 async def search_rollouts(service: ServerContext, key: Key, run: str, query: RolloutQuery) -> RolloutListing:

@@ -1,10 +1,11 @@
-"""Reads the rewards of an evaluation by task."""
+"""Reads the rewards of evaluations by task, and compares two of the same tasks, in pairs."""
 
 from collections import defaultdict
 
 from sqlalchemy import Connection, select
 
-from leyden.api.views import Evaluation, EvaluationQuery
+from leyden.api.views import Comparison, Evaluation, EvaluationQuery
+from leyden.estimates import compare
 from leyden.records import Purpose
 from leyden.store.errors import NotFound
 from leyden.store.read.queries import require_run
@@ -27,3 +28,11 @@ def read_evaluation(connection: Connection, run: str, query: EvaluationQuery) ->
     for task, reward in connection.execute(select(rollouts.c.task_id, rollouts.c.reward).where(*rewarded, of_step)):
         rewards[task].append(reward)
     return Evaluation(run, step, {task: tuple(given) for task, given in rewards.items()})
+
+
+def compare_evaluations(first: Evaluation, second: Evaluation) -> Comparison:
+    """Return the difference of two evaluations; they must have tasks in common."""
+    result = compare(first.rewards, second.rewards)
+    if result is None:
+        raise NotFound(f"{first.name} and {second.name} have no task in common: evaluate them on the same tasks")
+    return Comparison(first.name, second.name, result)
