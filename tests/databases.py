@@ -16,6 +16,7 @@ from leyden.store.database import Database
 def empty_store(path: Path) -> Path:
     """Write an empty store, unless there is one; to create its tables takes as long as many a test."""
     if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(0o600)
         path.write_bytes(_empty_store())
     return path
