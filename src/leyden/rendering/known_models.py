@@ -6,6 +6,8 @@ known one whose renderer writes the same as the template on every probe. Checkpo
 
 import json
 import logging
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from leyden.rendering.chatml_form import probes
 from leyden.rendering.tokenizer import RENDERER_FILE, Tokenizer
 
 _log = logging.getLogger(__name__)
+Conversation = tuple[list[Any], list[Any] | None]
+"""Messages and tools."""
 
 
 def is_known(model: str) -> bool:
@@ -30,14 +34,16 @@ def find_known_model(tokenizer: Tokenizer) -> str | None:
     Of several it is the one of the tokenizer's own name, then the one that agrees on most unusual conversations.
     """
     own = tokenizer.name_or_path
-    if is_known(own) and _agreement(tokenizer) is not None:
+    usual, unusual = _written(tokenizer, _PROBES), _written(tokenizer, probes(knows_tools=True))
+    if is_known(own) and _agreement(tokenizer, usual, unusual) is not None:
         return own
-    found = [
-        (agreement, model)
-        for model in MODEL_RENDERER_MAP
-        if _may_be(model, tokenizer) and (agreement := _agreement(tokenizer.renamed(model))) is not None
-    ]
-    return max(found, key=lambda one: one[0])[1] if found else None
+    best, found = -1, None
+    for model in MODEL_RENDERER_MAP:
+        if best < len(unusual) and _may_be(model, tokenizer):
+            agreement = _agreement(tokenizer.renamed(model), usual, unusual)
+            if agreement is not None and agreement > best:
+                best, found = agreement, model
+    return found
 
 
 def renderer_like(tokenizer: Tokenizer, model: str) -> Renderer:
@@ -59,33 +65,35 @@ def _may_be(model: str, tokenizer: Tokenizer) -> bool:
     return MODEL_RENDERER_MAP[model] != "gpt-oss" or "<|channel|>" in tokenizer.control_tokens
 
 
-def _agreement(tokenizer: Tokenizer) -> int | None:
+def _written(tokenizer: Tokenizer, conversations: Sequence[Conversation]) -> list[tuple[Conversation, str]]:
+    """Return what the template writes of each conversation that it does not refuse."""
+    texts = []
+    for messages, tools in conversations:
+        with suppress(TemplateError):
+            text = tokenizer.apply_chat_template(messages, tools, add_generation_prompt=True, tokenize=False)
+            texts.append(((messages, tools), text))
+    return texts
+
+
+def _agreement(
+    tokenizer: Tokenizer, usual: Sequence[tuple[Conversation, str]], unusual: Sequence[tuple[Conversation, str]]
+) -> int | None:
     """Return on how many unusual conversations the renderer of the tokenizer's name writes what the template writes.
 
-    None if they differ on a conversation as agents have them.
+    None if they differ on a conversation as agents have them, or if the template refuses all of those.
     """
     try:
         renderer = create_renderer(tokenizer)
     except Exception as error:  # of many kinds: mostly a token that the renderer needs is missing
         _log.debug("not rendered like %s: %s: %s", tokenizer.name_or_path, type(error).__name__, error)
         return None
-    compared = False
-    for probe in _PROBES:
-        equal = _equal(renderer, tokenizer, *probe)
-        if equal is False:
-            return None
-        compared |= equal is True
-    if not compared:
+    if not usual or not all(_writes(renderer, tokenizer, *one) for one in usual):
         return None
-    return sum(_equal(renderer, tokenizer, *probe) or False for probe in probes(knows_tools=True))
+    return sum(_writes(renderer, tokenizer, *one) for one in unusual)
 
 
-def _equal(renderer: Renderer, tokenizer: Tokenizer, messages: list[Any], tools: list[Any] | None) -> bool | None:
-    """Return whether renderer and template write the same; None if the template refuses the conversation."""
-    try:
-        text = tokenizer.apply_chat_template(messages, tools, add_generation_prompt=True, tokenize=False)
-    except TemplateError:
-        return None
+def _writes(renderer: Renderer, tokenizer: Tokenizer, conversation: Conversation, text: str) -> bool:
+    messages, tools = conversation
     try:
         ids = renderer.render_ids(messages, tools=tools, add_generation_prompt=True)
     except Exception:  # the renderer refuses what the template takes
@@ -118,7 +126,7 @@ _TOOLS = [
         },
     }
 ]
-_PROBES: list[tuple[list[Any], list[Any] | None]] = [
+_PROBES: list[Conversation] = [
     ([_QUESTION], None),
     ([_SYSTEM, _QUESTION], None),
     ([_SYSTEM, _QUESTION, _ANSWER, _QUESTION], None),
