@@ -25,8 +25,8 @@ def compile_layers(model: PreTrainedModel, backend: str | Callable[..., Any] = "
     options: dict[str, Any] = {name: value for name, value in _OPTIONS.items() if name in known}
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
-            compiled = torch.compile(layer._call_impl, backend=backend, dynamic=True, options=options)
-            layer._compiled_call_impl = _with_settings(compiled)
+            compiled = torch.compile(layer.forward, backend=backend, dynamic=True, options=options)
+            layer.forward = _with_settings(compiled)  # hooks, such as those that gather its parameters, stay outside
 
 
 def _with_settings(compiled: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,10 +27,14 @@ def evaluate(policy: Policy, objective: Objective, samples: Sequence[Sample]) ->
 
 
 def divergence(policy: Policy, samples: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> float:
-    """Estimate KL(start || policy) by k3 from what the start sampled: the mean of its tokens."""
-    now = torch.cat(policy.logprobs(samples)).double()
-    start = torch.tensor([one for some in logprobs for one in some], device=now.device).to(now)
-    return k3(start, now).mean().item()
+    """Estimate KL(start || policy) from what the start sampled."""
+    return divergence_of(to_arrays(policy.logprobs(samples)), logprobs)
+
+
+def divergence_of(found: Sequence[Logprobs], start: Sequence[Sequence[float]]) -> float:
+    """Estimate a KL divergence by k3, from logprobs under the policy and when tokens were sampled: their mean."""
+    now = torch.from_numpy(np.concatenate(found)).double()
+    return k3(torch.tensor([one for some in start for one in some]).to(now), now).mean().item()
 
 
 def to_arrays(logprobs: Sequence[Tensor]) -> list[Logprobs]:
@@ -42,15 +46,25 @@ def to_arrays(logprobs: Sequence[Tensor]) -> list[Logprobs]:
 
 
 def _kl_reference(samples: Sequence[Sample], policy: Policy, estimate: Estimate) -> list[float]:
-    reference = torch.cat(policy.reference_logprobs(samples))
+    found = policy.reference_logprobs(samples)
+    if not samples:
+        return []
+    reference = torch.cat(found)
     by_call = estimate(_sampler_logprobs(samples, reference), reference).split(
         [len(sample.sampler_logprobs) for sample in samples]
     )
     return torch.stack([distance.sum() for distance in by_call]).tolist()  # one transfer from the device for all
 
 
+def rollout_ratios(samples: Sequence[Sample], logprobs: Sequence[Logprobs], geometric: bool) -> list[float]:
+    """Compute the ratio of the policy to the sampler over each sample's whole rollout, from logprobs."""
+    return _ratios(samples, [torch.from_numpy(one) for one in logprobs], geometric)
+
+
 def _ratios(samples: Sequence[Sample], logprobs: Sequence[Tensor], geometric: bool) -> list[float]:
     """Compute the ratio of the policy to the sampler over each sample's whole rollout."""
+    if not samples:
+        return []
     found = torch.cat(list(logprobs))
     rollout = torch.tensor([one.rollout for one in samples for _ in one.sampler_logprobs], device=found.device)
     ratios_T = ratios(found - _sampler_logprobs(samples, found), rollout, geometric)

@@ -5,7 +5,7 @@ from copy import copy
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from leyden.learner.microbatch import MicroBatch
@@ -23,16 +23,20 @@ class ForwardOutput(NamedTuple):
     """The critic's value of the state of every sample, if there is a critic."""
 
 
-class PolicyForward:
-    """Runs a model over micro-batches. Logits are computed only where a token was sampled."""
+class PolicyForward(nn.Module):
+    """Runs a model over micro-batches. Logits are computed only where a token was sampled.
+
+    It is a module so that a sharded model is whole while one call computes with parts of it (`leyden.learner.ranks`).
+    Until `find_head` is called, all logits are computed.
+    """
 
     def __init__(self, model: PreTrainedModel, masks: TreeMasks | None) -> None:
+        super().__init__()
         self._model, self._masks = model, masks
-        self._trunk: Any = model.base_model
         self._vocabulary: int = model.config.get_text_config().vocab_size
-        self._head = self._find_head()
+        self._head: Head | None = None
 
-    def __call__(
+    def forward(
         self, microbatch: MicroBatch, critic: Callable[[Tensor], Tensor] | None = None, entropy_gradient: bool = False
     ) -> ForwardOutput:
         """Run one micro-batch. Entropies have a gradient only with `entropy_gradient`."""
@@ -56,15 +60,20 @@ class PolicyForward:
         values = critic(hidden.detach()[microbatch.states.to(device)]) if critic is not None else None
         return ForwardOutput(found[gather], entropies[gather], values)
 
+    @property
+    def _trunk(self) -> Any:
+        return self._model.base_model
+
     @torch.no_grad()
-    def _find_head(self) -> Head | None:
-        """Find the model's function from hidden states to logits, which may scale or bound them; None if unknown."""
+    def find_head(self) -> None:
+        """Find the model's function from hidden states to logits, which may scale or bound them. Call it first."""
         ids = torch.arange(4, device=self._model.device)[None]
         output = self._trunk(input_ids=ids, use_cache=False)
         head = _head_of(self._model, type(output))
         ours = head(output.last_hidden_state[0])
         logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
-        return head if torch.allclose(ours, logits, rtol=1e-3, atol=1e-3 * logits.abs().max().item()) else None
+        if torch.allclose(ours, logits, rtol=1e-3, atol=1e-3 * logits.abs().max().item()):
+            self._head = head
 
 
 def _head_of(model: PreTrainedModel, output_type: Any) -> Head:

@@ -46,42 +46,52 @@ class MergedLoraLinear(LoraLinear):
         zero: Tensor = added - added.detach()
         return merged + zero.to(merged.dtype)  # it has the adapter's gradient
 
+    def merged_weight(self) -> Tensor:
+        """Compute the weight with the adapter, in the adapter's precision."""
+        base: Any = self.get_base_layer()
+        merged: Tensor = base.weight + self.get_delta_weight(_NAME)
+        return merged
+
 
 class LoraAdapter:
     """Adapters in a copy of a model; only they are trained."""
 
-    def __init__(self, served: PreTrainedModel, config: AdapterConfig) -> None:
+    def __init__(self, served: PreTrainedModel, config: AdapterConfig, merged: bool = True) -> None:
+        """Without `merged` they are in the model itself, and there is no other to publish."""
         linear = {name.rpartition(".")[2] for name, each in served.named_modules() if isinstance(each, torch.nn.Linear)}
         if linear.isdisjoint(config.modules):
             known = ", ".join(sorted(linear))
             raise ConfigError(f"`training.lora.modules`: the model has no such layer; its linear layers are {known}")
-        self._served, self.rank = served, config.rank
+        self._served, self.rank = served if merged else None, config.rank
         lora = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(config.modules))
         lora._register_custom_module({torch.nn.Linear: MergedLoraLinear})  # documented, in spite of its name
-        self.model = deepcopy(served).requires_grad_(False)
+        self.model = (deepcopy(served) if merged else served).requires_grad_(False)
         inject_adapter_in_model(lora, self.model, _NAME)
-        self._layers = {
-            name: layer for name, layer in self.model.named_modules() if isinstance(layer, MergedLoraLinear)
-        }
+        self.layers = {name: layer for name, layer in self.model.named_modules() if isinstance(layer, MergedLoraLinear)}
+        """The layers that have matrices, by their names in the model."""
         precision = torch.promote_types(served.dtype, torch.float32)  # whatever the precision of the model
-        for name, layer in self._layers.items():
-            weight = served.get_parameter(f"{name}.weight").detach()
-            layer.register_buffer("served_weight", weight, persistent=False)
+        for name, layer in self.layers.items():
             layer.lora_A[_NAME].to(precision)
             layer.lora_B[_NAME].to(precision)
+            if merged:
+                weight = served.get_parameter(f"{name}.weight").detach()
+                layer.register_buffer("served_weight", weight, persistent=False)
+        if not merged:
+            self.compute_unmerged()
 
     def compute_unmerged(self) -> None:
         """Compute as an engine does that keeps adapters unmerged, so that both agree."""
-        for layer in self._layers.values():
+        for layer in self.layers.values():
             layer.unmerged = True
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Merge the adapters into the served model."""
-        for name, layer in self._layers.items():
+        """Merge the adapters into the served model, if there is one."""
+        if self._served is None:
+            return
+        for name, layer in self.layers.items():
             served: Any = self._served.get_submodule(name)
-            base: Any = layer.get_base_layer()
-            merged = base.weight + layer.get_delta_weight(_NAME)
+            merged = layer.merged_weight()
             if served.weight.dtype == torch.bfloat16:
                 merged = round_to_bfloat16(merged, crc32(name.encode()))
             served.weight.copy_(merged)
@@ -89,7 +99,7 @@ class LoraAdapter:
     @torch.no_grad()
     def clear(self) -> None:
         """Make the adapters add nothing, as before training, and merge that."""
-        for layer in self._layers.values():
+        for layer in self.layers.values():
             up: Any = layer.lora_B[_NAME]
             up.weight.zero_()
         self.publish()
@@ -104,7 +114,7 @@ class LoraAdapter:
     def weights(self) -> LoraWeights:
         """Return the adapters; the scale is part of `lora_B`."""
         tensors: dict[str, Tensor] = {}
-        for name, layer in self._layers.items():
+        for name, layer in self.layers.items():
             down: Any = layer.lora_A[_NAME]
             up: Any = layer.lora_B[_NAME]
             tensors[f"{name}.lora_A.weight"] = down.weight.detach()
@@ -114,10 +124,10 @@ class LoraAdapter:
     @contextmanager
     def disabled(self) -> Iterator[None]:
         """Disable the adapters: the model is as before training."""
-        for layer in self._layers.values():
+        for layer in self.layers.values():
             layer.enable_adapters(False)
         try:
             yield
         finally:
-            for layer in self._layers.values():
+            for layer in self.layers.values():
                 layer.enable_adapters(True)

@@ -3,7 +3,7 @@
 The gradient does not depend on how samples are divided into micro-batches: weights are those of the whole update.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from math import isfinite
@@ -19,13 +19,14 @@ from leyden.engine.protocol import LoraWeights
 from leyden.learner.compilation import compile_layers
 from leyden.learner.critic import Critic
 from leyden.learner.default_learning_rate import default_learning_rate
-from leyden.learner.errors import TrainingError
+from leyden.learner.errors import OutOfDeviceMemory, TrainingError
 from leyden.learner.forward import PolicyForward
 from leyden.learner.gradient_checkpointing import GradientCheckpointing
 from leyden.learner.lr_schedule import learning_rate_factor
 from leyden.learner.master_weights import MasterWeights
 from leyden.learner.microbatch import sequence_microbatches, tree_microbatches
 from leyden.learner.objective import Objective, compute_loss, critic_loss
+from leyden.learner.peers import ALONE, Peers
 from leyden.learner.protocol import OldLogprobs, UpdateMetrics
 from leyden.learner.sample import Sample
 from leyden.learner.tree_attention import BLOCK, TreeMasks
@@ -72,49 +73,61 @@ class Policy:
     """A model and its optimiser. One thread uses it at a time."""
 
     def __init__(
-        self, model: PreTrainedModel, config: TrainingConfig, critic: bool = False, reference: bool = False
+        self,
+        model: PreTrainedModel,
+        config: TrainingConfig,
+        critic: bool = False,
+        reference: bool = False,
+        peers: Peers = ALONE,
     ) -> None:
+        """`peers` compute with it: each then has a part of every parameter."""
         self.served = model
         """The model that samples: the trained one, or with LoRA a copy with the adapters merged."""
-        self.adapter = _adapter(model, config.lora) if config.lora is not None else None
+        self.adapter = _adapter(model, config.lora, peers.copies) if config.lora is not None else None
         self.model = self.adapter.model if self.adapter is not None else model
         self.critic = Critic(model.config.get_text_config().hidden_size, model.device, model.dtype) if critic else None
-        self._config = config
+        self._config, self._peers = config, peers
         self.peak_learning_rate = config.learning_rate or default_learning_rate(
             model.num_parameters(), config.lora is not None
         )
         """The learning rate after the warm-up."""
-        self.masters = MasterWeights({name: each for name, each in self.model.named_parameters() if each.requires_grad})
-        self.trained = self.masters.by_name
-        self.optimiser = AdamW(
-            self.trained.values(),
-            lr=self.peak_learning_rate,
-            betas=config.betas,
-            weight_decay=config.weight_decay,
-            fused=model.device.type == "cuda",
-        )
-        if self.critic is not None:
-            self.optimiser.add_param_group({"params": list(self.critic.parameters())})
-        self.step = 1
-        """Step of the run, which determines the learning rate."""
         self.no_trees_reason = TreeMasks.fit(self.model) if config.layout == "tree" else None
         """Why samples are not laid out as trees although the configuration selects trees."""
-        on_cpu = model.device.type == "cpu"
         trees = config.layout == "tree" and self.no_trees_reason is None
         masks = TreeMasks(self.model) if trees else None
         self._microbatches = tree_microbatches if trees else sequence_microbatches
-        if on_cpu:
-            self._cost = Cost(min(config.batch_tokens, _CPU_BATCH), _MICROBATCH_OVERHEAD, _CPU_TREE)
-        else:
-            self._cost = Cost(config.batch_tokens, _MICROBATCH_OVERHEAD, _GPU_TREE, BLOCK)
         self._forward = PolicyForward(self.model, masks)
         self._reference = None
         if reference and self.adapter is not None:
             self._reference = self._forward  # with its adapters disabled
         elif reference:
             self._reference = PolicyForward(deepcopy(self.model).requires_grad_(False), masks)
+        for forward in {self._forward: None, self._reference: None}:
+            if forward is not None:
+                peers.shard(forward)
+                forward.find_head()
+        if self.critic is not None:
+            peers.shard(self.critic)
+        self.masters = MasterWeights({name: each for name, each in self.model.named_parameters() if each.requires_grad})
+        self.trained = self.masters.by_name
+        device = self.model.device
+        self.optimiser = AdamW(
+            self.trained.values(),
+            lr=self.peak_learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=device.type == "cuda",
+        )
+        if self.critic is not None:
+            self.optimiser.add_param_group({"params": list(self.critic.parameters())})
+        self.step = 1
+        """Step of the run, which determines the learning rate."""
+        if device.type == "cpu":
+            self._cost = Cost(min(config.batch_tokens, _CPU_BATCH), _MICROBATCH_OVERHEAD, _CPU_TREE)
+        else:
+            self._cost = Cost(config.batch_tokens, _MICROBATCH_OVERHEAD, _GPU_TREE, BLOCK)
         self._checkpointing = GradientCheckpointing(self.model)
-        if config.compile and not on_cpu:
+        if config.compile and device.type != "cpu":
             compile_layers(self.model)
 
     @property
@@ -181,7 +194,7 @@ class Policy:
     def _evaluate(self, samples: Sequence[Sample], model: PolicyForward, critic: Critic | None = None) -> PolicyOutputs:
         found: dict[int, tuple[Tensor, float]] = {}
         with self._explain_out_of_memory():
-            for microbatch in self._microbatches(samples, self._cost):
+            for microbatch in self._peers.level(self._microbatches(samples, self._cost)):
                 output = model(microbatch, critic)
                 logprobs = output.logprobs.split([len(samples[index].token_indices) for index in microbatch.samples])
                 values = [0.0] * len(microbatch.samples) if output.values is None else output.values.tolist()
@@ -192,18 +205,22 @@ class Policy:
     def accumulate(self, samples: Sequence[Sample], old_logprobs: OldLogprobs, objective: Objective) -> UpdateMetrics:
         """Accumulate the gradient of an update's samples."""
         losses, critic_losses, all_stats = [], [], []
-        computed = 0
+        computed, count = 0, sum(self._peers.gather(len(samples)))
         with self._explain_out_of_memory():
-            for microbatch in self._microbatches(samples, self._cost):  # results are read after the last
+            # results are read after the last
+            for microbatch in self._peers.level(self._microbatches(samples, self._cost)):
                 some = [samples[index] for index in microbatch.samples]
                 too_long = microbatch.computed > self._config.batch_tokens  # one sample may be
                 with self._checkpointing.enabled(self._config.gradient_checkpointing or too_long):
                     output = self._forward(microbatch, self.critic, objective.entropy_weight > 0)
-                loss, stats = compute_loss(objective, some, output, old_logprobs.select(microbatch.samples))
-                losses.append(loss.detach())
-                all_stats.append(stats)
+                if some:
+                    loss, stats = compute_loss(objective, some, output, old_logprobs.select(microbatch.samples))
+                    losses.append(loss.detach())
+                    all_stats.append(stats)
+                else:
+                    loss = output.logprobs.sum()  # of none
                 if output.values is not None:
-                    value_loss = critic_loss(objective, some, output.values, len(samples))
+                    value_loss = critic_loss(objective, some, output.values, count)
                     critic_losses.append(value_loss.detach())
                     loss = loss + value_loss
                 loss.backward()
@@ -211,25 +228,26 @@ class Policy:
         statistics = Statistics()
         for stats in all_stats:
             statistics.add(stats.tokens, stats.sampler_logprobs, stats.call_index, stats.metrics, stats.entropies)
-        return UpdateMetrics(
-            loss=torch.stack(losses).sum().item(),
-            grad_norm=torch.nn.utils.get_total_norm(
-                [p.grad for p in self.trained.values() if p.grad is not None]
-            ).item(),
+        part = _UpdatePart(
+            loss=torch.stack(losses).sum().item() if losses else 0.0,
+            critic_loss=torch.stack(critic_losses).sum().item() if critic_losses else 0.0,
             tokens=sum(len(sample.token_indices) for sample in samples),
             computed=computed,
-            saved=sum(map(len, samples)) - computed,
-            statistics=statistics.finish(),
-            critic_loss=torch.stack(critic_losses).sum().item() if critic_losses else None,
+            length=sum(map(len, samples)),
+            statistics=statistics,
         )
+        return _join(self._peers.gather(part), self._norm(self.trained.values()), self.critic is not None)
+
+    def _norm(self, parameters: Iterable[Tensor]) -> float:
+        return self._peers.norm([parameter.grad for parameter in parameters if parameter.grad is not None])
 
     @contextmanager
     def _explain_out_of_memory(self) -> Iterator[None]:
-        """Raise a `TrainingError` if a GPU has no memory left for a micro-batch."""
+        """Raise an `OutOfDeviceMemory` if a GPU has no memory left for a micro-batch."""
         try:
             yield
         except torch.OutOfMemoryError as error:
-            raise TrainingError(
+            raise OutOfDeviceMemory(
                 f"step {self.step}: the GPU has no memory left for a micro-batch: lower `training.batch_tokens` (now "
                 f"{self._config.batch_tokens}) or `engine.memory`, set `training.gradient_checkpointing = true` or "
                 f"`training.lora`, or take a smaller model ({str(error).partition(chr(10))[0]})"
@@ -240,8 +258,9 @@ class Policy:
         norms = {"policy": grad_norm}
         torch.nn.utils.clip_grads_with_norm_(self.trained.values(), self._config.clip_norm, torch.tensor(grad_norm))
         if self.critic is not None:
-            found = torch.nn.utils.clip_grad_norm_(self.critic.parameters(), self._config.clip_norm)
-            norms["critic"] = found.item()
+            norms["critic"] = self._norm(self.critic.parameters())
+            found = torch.tensor(norms["critic"])
+            torch.nn.utils.clip_grads_with_norm_(self.critic.parameters(), self._config.clip_norm, found)
         for whose, norm in norms.items():
             if not isfinite(norm):
                 raise TrainingError(_not_finite(self.step, whose, norm))
@@ -256,6 +275,31 @@ class Policy:
             self.adapter.publish()
 
 
+class _UpdatePart(NamedTuple):
+    """What one process has computed of an update."""
+
+    loss: float
+    critic_loss: float
+    tokens: int
+    computed: int
+    length: int
+    """Tokens of its samples."""
+    statistics: Statistics
+
+
+def _join(parts: Sequence[_UpdatePart], grad_norm: float, critic: bool) -> UpdateMetrics:
+    computed = sum(part.computed for part in parts)
+    return UpdateMetrics(
+        loss=sum(part.loss for part in parts),
+        grad_norm=grad_norm,
+        tokens=sum(part.tokens for part in parts),
+        computed=computed,
+        saved=sum(part.length for part in parts) - computed,
+        statistics=Statistics.joined([part.statistics for part in parts]).finish(),
+        critic_loss=sum(part.critic_loss for part in parts) if critic else None,
+    )
+
+
 def _not_finite(step: int, whose: str, norm: float) -> str:
     return (
         f"step {step}: the gradient of the {whose} is not a number (its norm is {norm}); the weights are unchanged: "
@@ -263,7 +307,7 @@ def _not_finite(step: int, whose: str, norm: float) -> str:
     )
 
 
-def _adapter(model: PreTrainedModel, config: AdapterConfig) -> "LoraAdapter":
+def _adapter(model: PreTrainedModel, config: AdapterConfig, merged: bool) -> "LoraAdapter":
     from leyden.learner.lora import LoraAdapter  # peft takes a while to import, and few need it
 
-    return LoraAdapter(model, config)
+    return LoraAdapter(model, config, merged)

@@ -35,7 +35,7 @@ class TreeMasks:
         self._windows: dict[str, int | None] = {kind: window if kind.startswith("sliding") else None for kind in kinds}
         if not kinds:
             self._windows = {"": window}
-        self._device = model.device
+        self._model = model
         AttentionInterface.register(NAME, _attend)
         AttentionMaskInterface.register(NAME, sdpa_mask)
         model.set_attn_implementation(NAME)
@@ -58,11 +58,10 @@ class TreeMasks:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _mask(self, nodes: TreeNodes, window: int | None) -> Mask:
-        if self._device.type == "cpu":
+        device = self._model.device
+        if device.type == "cpu":
             return PathMask.of(nodes.paths, nodes.kept, nodes.ends.shape[1], window)
-        return _block_mask(
-            torch.from_numpy(nodes.ends).to(self._device), torch.from_numpy(nodes.depths).to(self._device), window
-        )
+        return _block_mask(torch.from_numpy(nodes.ends).to(device), torch.from_numpy(nodes.depths).to(device), window)
 
 
 def _block_mask(ends: Tensor, depths: Tensor, window: int | None) -> BlockMask:

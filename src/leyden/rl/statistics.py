@@ -5,7 +5,7 @@ update was divided into micro-batches of whole calls.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 
 import torch
@@ -59,6 +59,19 @@ class Statistics:
         of_token = torch.stack([torch.ones_like(sampler), k1(sampler, proximal), k3(sampler, proximal)], dim=1)
         turns = of_token.new_zeros(MAX_TURN + 1, 3).index_add(0, turn.clamp(max=MAX_TURN), of_token)
         self._turns += turns.cpu()
+
+    @classmethod
+    def joined(cls, parts: Iterable["Statistics"]) -> "Statistics":
+        """Return those of an update from those of its parts."""
+        whole = cls()
+        for part in parts:
+            for name, value in part._sums.items():
+                whole._sums[name] += value
+            for name, value in part._metrics.items():
+                whole._metrics[name] += value
+            whole._turns += part._turns
+            whole._highest, whole._lowest = max(whole._highest, part._highest), min(whole._lowest, part._lowest)
+        return whole
 
     def finish(self) -> dict[str, float]:
         """Return means over tokens, extremes and shares; empty if no token was added.
