@@ -1,28 +1,31 @@
 """Checkpoints: each is a folder that is complete or absent, from which a run resumes as if it had never stopped.
 
 `step-N` is a Hugging Face folder (weights as they are trained, the model's tokenizer), with the optimiser's moments,
-the state of the training and checksums. Each policy of a run has its own (`checkpoint_folders.py`). Rollouts sampled
-after the last checkpoint are in the store; a resumed run trains on them again. A run does not resume from a damaged
-checkpoint but from the one before it.
+the state of the training and checksums. With several training devices the tensors are sharded (`sharded_files.py`);
+either kind is restored on any number of devices. Each policy of a run has its own (`checkpoint_folders.py`). Rollouts
+sampled after the last checkpoint are in the store; a resumed run trains on them again. A run does not resume from a
+damaged checkpoint but from the one before it.
 """
 
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from leyden.config import CheckpointConfig, ConfigError
 from leyden.learner.errors import TrainingError
-from leyden.learner.loading import read_model_config
+from leyden.learner.loading import read_model
+from leyden.learner.moments import MOMENT_KEYS, beside_and_moments, make_moments
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import TrainerState
+from leyden.learner.sharded_files import is_sharded, read_shards
 from leyden.learner.snapshot import RNG, Snapshot
 from leyden.models.source import ModelSource
 from leyden.rendering.known_models import remember_known_model
@@ -36,6 +39,7 @@ from leyden.runs.checkpoint_files import (
     write_checksums,
 )
 
+_CONFIG = "config.json"
 _OPTIMISER = "optimiser.safetensors"
 _EXTRA = "beside.safetensors"
 
@@ -61,12 +65,22 @@ class Checkpoints:
 
     def write(self, snapshot: Snapshot) -> Path:
         """Write a checkpoint, and delete those that are no longer kept."""
-        state = snapshot.state
+        with self.writing(snapshot.state) as folder:
+            snapshot.model.save_pretrained(folder, state_dict=dict(snapshot.weights))  # which it empties
+            save_file(dict(snapshot.extra), folder / _EXTRA)
+            save_file(dict(snapshot.optimiser), folder / _OPTIMISER)
+        return self._folder / f"step-{snapshot.state.step}"
+
+    @contextmanager
+    def writing(self, state: TrainerState) -> Iterator[Path]:
+        """Yield a new folder for the tensors of a checkpoint, which is complete after this context or not there."""
         final = self._folder / f"step-{state.step}"
         temporary = self._folder / f".step-{state.step}.draft"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
-            self._write(snapshot, temporary)
+            temporary.mkdir(parents=True)
+            yield temporary
+            self._complete(state, temporary)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)  # it takes room on a disk that may be full
             if isinstance(error, SafetensorError):
@@ -76,22 +90,24 @@ class Checkpoints:
         temporary.rename(final)
         _sync(self._folder, inside=False)
         self._delete_old(state)
-        return final
 
-    def _write(self, snapshot: Snapshot, temporary: Path) -> None:
-        temporary.mkdir(parents=True)
-        snapshot.model.save_pretrained(temporary, state_dict=dict(snapshot.weights))  # which it empties
-        save_file(dict(snapshot.extra), temporary / _EXTRA)
+    def _complete(self, state: TrainerState, temporary: Path) -> None:
+        if not (temporary / _CONFIG).exists():
+            shutil.copyfile(self._model.folder / _CONFIG, temporary / _CONFIG)
         for file in tokenizer_files(self._model.folder):
             shutil.copyfile(file, temporary / file.name)
         remember_known_model(temporary, self._model.name)
-        save_file(dict(snapshot.optimiser), temporary / _OPTIMISER)
-        (temporary / STATE_FILE).write_bytes(msgspec.json.encode(snapshot.state))
+        (temporary / STATE_FILE).write_bytes(msgspec.json.encode(state))
         write_checksums(temporary)
         _sync(temporary)
 
     def restore_latest(self, policy: Policy) -> TrainerState:
-        """Restore a policy from its newest checkpoint that is whole; return the first state if there is none.
+        """Restore a policy from its newest checkpoint that is whole; return the first state if there is none."""
+        folder = self.find_latest()
+        return TrainerState(policy=self._policy) if folder is None else restore_checkpoint(folder, policy)
+
+    def find_latest(self) -> Path | None:
+        """Return the newest checkpoint that is whole.
 
         Damaged checkpoints are renamed to `step-N.damaged` and reported; what a killed process was writing is deleted.
         """
@@ -100,7 +116,7 @@ class Checkpoints:
         damaged: list[Path] = []
         while (folder := latest_checkpoint(self._run, self._policy)) is not None:
             if (damage := find_damage(folder)) is None:
-                return restore_checkpoint(folder, policy)
+                return folder
             aside = folder.with_name(f"{folder.name}.damaged")
             shutil.rmtree(aside, ignore_errors=True)
             damaged.append(folder.rename(aside))
@@ -109,7 +125,7 @@ class Checkpoints:
             )
         if damaged:
             raise ConfigError(f"every checkpoint in {self._run} is damaged: run the command again to begin at step 0")
-        return TrainerState(policy=self._policy)
+        return None
 
     def version_of(self, step: int) -> int:
         """Return the version of the weights of a checkpoint, of step 0 that before training."""
@@ -125,10 +141,15 @@ class Checkpoints:
 
     def load(self, policy: Policy, step: int) -> None:
         """Write the weights of a checkpoint into a policy, of step 0 those before training; the optimiser stays."""
+        folder = self.folder_of(step)
         if step == 0:
-            policy.load_initial_weights(_read_weights(self._model.folder, policy))
+            policy.load_initial_weights(_read_state(folder, policy))
         else:
-            _load_weights(self._folder / f"step-{step}", policy)
+            _load_weights(folder, policy)
+
+    def folder_of(self, step: int) -> Path:
+        """Return the folder with the weights of a step: a checkpoint, or the model that training started with."""
+        return self._model.folder if step == 0 else self._folder / f"step-{step}"
 
     @property
     def _steps(self) -> list[int]:
@@ -146,18 +167,35 @@ def restore_checkpoint(folder: Path, policy: Policy) -> TrainerState:
     policy.optimiser.state.clear()
     state = read_state(folder)
     _load_weights(folder, policy)
-    moments = load_file(folder / _OPTIMISER)
+    if is_sharded(folder):
+        make_moments(policy, folder)
+        read_shards(beside_and_moments(policy), folder)
+        return state
+    moments = read_moments(folder)
     torch.set_rng_state(moments.pop(RNG))
     restore_moments(policy.optimiser, policy.parameters, moments)
     return state
 
 
 def _load_weights(folder: Path, policy: Policy) -> None:
-    policy.load_weights(_read_weights(folder, policy))
-    extra = load_file(folder / _EXTRA)
+    policy.load_weights(_read_state(folder, policy))
+    if is_sharded(folder):
+        read_shards(beside_and_moments(policy, moments=False), folder)
+        return
+    extra = read_beside(folder)
     with torch.no_grad():
         for name, parameter in policy.extra_parameters.items():
             parameter.copy_(extra[name])
+
+
+def read_moments(folder: Path) -> dict[str, torch.Tensor]:
+    """Read the optimiser's moments, and the state of the random numbers, of a checkpoint that is not sharded."""
+    return load_file(folder / _OPTIMISER)
+
+
+def read_beside(folder: Path) -> dict[str, torch.Tensor]:
+    """Read the LoRA matrices and the critic of a checkpoint that is not sharded."""
+    return load_file(folder / _EXTRA)
 
 
 def restore_moments(
@@ -167,15 +205,12 @@ def restore_moments(
     for name, parameter in parameters.items():
         if f"{name}.step" not in moments:  # it has had no update yet, or moments are not saved
             continue
-        optimiser.state[parameter] = {
-            key: moments[f"{name}.{key}"].to(parameter.device) for key in ("exp_avg", "exp_avg_sq", "step")
-        }
+        optimiser.state[parameter] = {key: moments[f"{name}.{key}"].to(parameter.device) for key in MOMENT_KEYS}
 
 
-def _read_weights(folder: Path, policy: Policy) -> dict[str, torch.Tensor]:
+def _read_state(folder: Path, policy: Policy) -> dict[str, torch.Tensor]:
     precision = torch.promote_types(policy.served.dtype, torch.float32)  # that of the master weights
-    model = AutoModelForCausalLM.from_pretrained(folder, config=read_model_config(folder), dtype=precision)
-    weights: dict[str, torch.Tensor] = model.state_dict()
+    weights: dict[str, torch.Tensor] = read_model(folder, precision).state_dict()
     return weights
 
 

@@ -8,6 +8,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from leyden.config import AdapterConfig, ConfigError
+from leyden.learner.sharded_files import is_sharded, read_sharded_model
 from leyden.models.source import ModelSource
 from leyden.process.resources import free_memory
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
@@ -34,6 +35,11 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def model_device(model: PreTrainedModel) -> torch.device:
+    """Return the device of a model; of one without values that on which models run."""
+    return device() if model.device.type == "meta" else model.device
+
+
 def compute_dtype(dtype: str) -> str:
     """Resolve the precision that models are computed in; `auto` is bfloat16 on a GPU that has it, else float32."""
     if dtype != "auto":
@@ -48,6 +54,15 @@ def read_model_config(folder: Path) -> Any:
     return config
 
 
+def read_model(folder: Path, dtype: torch.dtype, config: Any = None) -> PreTrainedModel:
+    """Read a model, from a Hugging Face folder or a sharded checkpoint."""
+    config = read_model_config(folder) if config is None else config
+    if is_sharded(folder):
+        return read_sharded_model(folder, config, dtype)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype)
+    return model
+
+
 def load_model(
     source: ModelSource, dtype: str, training: bool, lora: AdapterConfig | None = None, reference: bool = False
 ) -> PreTrainedModel:
@@ -59,7 +74,7 @@ def load_model(
         if training:
             _refuse_experts(source.name, config)
             _check_memory(source.name, config, dtype, lora, reference, where)
-        model = AutoModelForCausalLM.from_pretrained(source.folder, config=config, dtype=getattr(torch, dtype))
+        model = read_model(source.folder, getattr(torch, dtype), config)
     except (OSError, ValueError) as error:
         raise ConfigError(f"`model`: {source.name} cannot be loaded: {str(error).splitlines()[0]}") from error
     model.eval()  # no dropout: training must compute what was sampled
@@ -78,15 +93,15 @@ def _refuse_experts(name: str, config: Any) -> None:
 def count_parameters(source: ModelSource) -> int:
     """Count the parameters of a model without loading them."""
     try:
-        return int(_empty_model(read_model_config(source.folder)).num_parameters())
+        return int(empty_model(read_model_config(source.folder)).num_parameters())
     except (OSError, ValueError) as error:
         raise ConfigError(f"`model`: {source.name} cannot be loaded: {str(error).splitlines()[0]}") from error
 
 
-def _empty_model(config: Any) -> PreTrainedModel:
+def empty_model(config: Any, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Return a model without memory for its parameters."""
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model
 
 
@@ -111,7 +126,7 @@ def memory_for_training(model: PreTrainedModel, dtype: str, lora: AdapterConfig 
 def _check_memory(
     name: str, config: Any, dtype: str, lora: AdapterConfig | None, reference: bool, where: torch.device
 ) -> None:
-    empty = _empty_model(config)
+    empty = empty_model(config)
     needed = memory_for_training(empty, dtype, lora, reference)
     free = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else free_memory()
     if needed <= free:

@@ -15,9 +15,9 @@ class FrameTooLarge(ValueError):
     """A frame exceeds its limit: the sender's message is too large, or the stream is corrupt."""
 
 
-def to_frame(body: bytes) -> bytes:
-    """Prefix a message with its length."""
-    return _checked(len(body)).to_bytes(_LENGTH, "big") + body
+def to_frame(body: bytes, limit: int | None = None) -> bytes:
+    """Prefix a message with its length; by default it has at most `MAX_FRAME` bytes."""
+    return _checked(len(body), limit).to_bytes(_LENGTH, "big") + body
 
 
 async def read_frame(reader: asyncio.StreamReader, limit: int | None = None) -> bytes | None:
@@ -29,13 +29,16 @@ async def read_frame(reader: asyncio.StreamReader, limit: int | None = None) -> 
         return None
 
 
-def read_frame_blocking(file: BinaryIO) -> bytes | None:
-    """Read one frame from a file that blocks; None when it has ended or the connection is lost."""
+def read_frame_blocking(file: BinaryIO, limit: int | None = None) -> bytes | None:
+    """Read one frame from a file that blocks, by default of at most `MAX_FRAME` bytes.
+
+    None when it has ended or the connection is lost.
+    """
     try:
         header = file.read(_LENGTH)
         if len(header) < _LENGTH:
             return None
-        length = _checked(int.from_bytes(header, "big"))
+        length = _checked(int.from_bytes(header, "big"), limit)
         body = file.read(length)
     except OSError:
         return None

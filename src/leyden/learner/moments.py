@@ -1,0 +1,31 @@
+"""What a checkpoint holds of a policy besides the weights of the model: LoRA matrices, a critic, the optimiser."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from leyden.learner.policy import Policy
+from leyden.learner.sharded_files import BESIDE, MOMENTS, stored_names
+
+MOMENT_KEYS = ("exp_avg", "exp_avg_sq", "step")
+
+
+def beside_and_moments(policy: Policy, moments: bool = True) -> dict[str, Tensor]:
+    """Return them by their names in a sharded checkpoint, with or without the moments of the optimiser."""
+    found = {f"{BESIDE}{name}": each.detach() for name, each in policy.extra_parameters.items()}
+    for name, parameter in policy.parameters.items() if moments else ():
+        for key, value in policy.optimiser.state.get(parameter, {}).items():
+            found[f"{MOMENTS}{name}.{key}"] = value
+    return found
+
+
+def make_moments(policy: Policy, folder: Path) -> None:
+    """Give the optimiser room for the moments that a sharded checkpoint has, to be read."""
+    stored = stored_names(folder)
+    policy.optimiser.state.clear()
+    for name, parameter in policy.parameters.items():
+        if f"{MOMENTS}{name}.step" in stored:
+            step = torch.zeros((), device=parameter.device if parameter.device.type == "cuda" else "cpu")
+            moments = (torch.zeros_like(parameter).detach() for _ in range(2))
+            policy.optimiser.state[parameter] = dict(zip(MOMENT_KEYS, (*moments, step), strict=True))

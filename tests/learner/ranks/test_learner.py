@@ -1,0 +1,181 @@
+"""Two and three ranks compute what one process does: losses, gradients, weights, checkpoints.
+
+One set of processes serves all cases of a size, because each takes seconds to start.
+"""
+
+import asyncio
+import os
+import resource
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from msgspec.structs import replace
+from smallpolicy import some_samples
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+from leyden.config import AdapterConfig, AlgorithmConfig, Config, TrainingConfig
+from leyden.learner.checkpoint import Checkpoints
+from leyden.learner.loading import read_model
+from leyden.learner.local import LocalLearner, TrainedPolicy
+from leyden.learner.objective import objective_of
+from leyden.learner.policy import Policy
+from leyden.learner.protocol import Learner, OldLogprobs, TrainerState, Update, UpdateMetrics
+from leyden.learner.ranks.errors import RankLost
+from leyden.learner.ranks.learner import RankedLearner
+from leyden.learner.ranks.messages import RankSetup
+from leyden.learner.ranks.processes import RankProcesses
+from leyden.models.source import ModelSource
+from leyden.orchestrator.algorithm.resolve import algorithm_of
+from leyden.orchestrator.disk_room import is_disk_full
+from leyden.runs.checkpoint_files import find_damage, latest_checkpoint
+
+LORA = AdapterConfig(rank=2, alpha=4, modules=("query_key_value", "dense"))
+
+
+def config_of(algorithm: AlgorithmConfig | None = None, **training: object) -> Config:
+    numbers = TrainingConfig(learning_rate=1e-2, steps=9, **training)  # type: ignore[arg-type]
+    return Config(run="r", agent="a", tasks="t", training=numbers, algorithm=algorithm or AlgorithmConfig())
+
+
+CASES: dict[str, Config] = {
+    "trees": config_of(AlgorithmConfig(correction_level="rollout", correction_ratio="geometric")),
+    "rows": config_of(layout="rows", batch_tokens=64),
+    "lora": config_of(lora=LORA, gradient_checkpointing=True),
+    "critic": config_of(AlgorithmConfig(credit="gae", advantage="ppo")),
+    "kl": config_of(AlgorithmConfig(kl=0.1)),
+    "kl with lora": config_of(AlgorithmConfig(kl=0.1), lora=LORA),
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    """A model whose norms are computed in the precision of its weights, which Llama's are not."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = GPTNeoXConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+    )
+    GPTNeoXForCausalLM(config).save_pretrained(folder)
+    return ModelSource("neox", folder)
+
+
+def alone(config: Config, source: ModelSource, run: Path) -> LocalLearner:
+    """The learner in this process."""
+    torch.manual_seed(config.seed)
+    algorithm = algorithm_of(config)
+    model = read_model(source.folder, torch.float64).eval()
+    policy = Policy(model, config.training, algorithm.critic, algorithm.reference)
+    checkpoints = Checkpoints(run, config.policy, source, config.checkpoints)
+    return LocalLearner({config.policy: TrainedPolicy(policy, objective_of(config), checkpoints)})
+
+
+async def ranked(ranks: RankProcesses, config: Config, source: ModelSource, run: Path) -> RankedLearner:
+    algorithm = algorithm_of(config)
+    setup = RankSetup(config, source, "float64", algorithm.critic, algorithm.reference)
+    learner = RankedLearner(ranks, setup, Checkpoints(run, config.policy, source, config.checkpoints))
+    assert await learner.start() is None
+    return learner
+
+
+async def train(learner: Learner, config: Config, number: int = 7) -> list[UpdateMetrics]:
+    """Make three updates, as the orchestrator does; the second has fewer samples than there are ranks."""
+    found, policy = [], config.policy
+    for step in (1, 2, 3):
+        await learner.start_step(policy, step)
+        samples = some_samples(1 if step == 2 else number, seed=step)
+        evaluation = await learner.evaluate(policy, samples)
+        values = evaluation.values or [0.0] * len(samples)
+        samples = [replace(one, old_value=value, target=0.5) for one, value in zip(samples, values, strict=True)]
+        reference = await learner.logprobs(policy, samples, reference=True) if config.algorithm.kl else None
+        proximal = await learner.logprobs(policy, samples)
+        update = Update(samples, OldLogprobs(proximal, reference, evaluation.ratios))
+        found.append(await learner.accumulate(policy, update))
+        await learner.apply(policy)
+    return found
+
+
+async def weights(learner: Learner, config: Config) -> dict[str, torch.Tensor]:
+    return await asyncio.to_thread(lambda: {k: v.clone() for k, v in learner.weights(config.policy).tensors()})
+
+
+def assert_same_metrics(ours: list[UpdateMetrics], theirs: list[UpdateMetrics]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one.tokens, one.loss) == (other.tokens, pytest.approx(other.loss, rel=1e-9, abs=1e-9))
+        assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-9)
+        assert one.statistics == pytest.approx(other.statistics, rel=1e-9, abs=1e-9)
+        assert one.critic_loss == pytest.approx(other.critic_loss, rel=1e-9) if other.critic_loss is not None else True
+
+
+async def assert_same_weights(ours: Learner, theirs: Learner, config: Config) -> None:
+    one, other = await weights(ours, config), await weights(theirs, config)
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, other[name], rtol=1e-9, atol=1e-9)
+
+
+async def test_ranks_learn_what_one_process_does_and_say_which_of_them_is_lost(
+    source: ModelSource, tmp_path: Path
+) -> None:
+    async with RankProcesses(2, tmp_path, timeout_s=60) as two, RankProcesses(3, tmp_path, timeout_s=15) as three:
+        for name, config in CASES.items():
+            with alone(config, source, tmp_path / "alone") as plain:
+                expected = await train(plain, config)
+                for ranks in two, three:
+                    learner = await ranked(ranks, config, source, tmp_path / name)
+                    assert_same_metrics(await train(learner, config), expected)
+                    await assert_same_weights(learner, plain, config)
+        config = CASES["critic"]
+        of_two = await ranked(two, config, source, tmp_path / "run")
+        of_three = await ranked(three, config, source, tmp_path / "run")
+        await train(of_two, config)
+        await check_checkpoints(two, of_two, of_three, config, source, tmp_path / "run")
+        training = asyncio.create_task(train(of_two, config))
+        os.kill(two.pids[1], signal.SIGKILL)
+        with pytest.raises(RankLost, match=r"of 2 training processes, rank 1 ended \(.*SIGKILL"):
+            await training
+        with pytest.raises(RankLost, match="rank 1 ended"):
+            await two.wait_failed()
+        os.kill(three.pids[2], signal.SIGSTOP)
+        with pytest.raises(RankLost, match="of 3 training processes, rank 2 hangs: it has not answered for 15 s"):
+            await train(of_three, config)
+    assert not any(map(psutil.pid_exists, (*two.pids, *three.pids)))
+
+
+async def check_checkpoints(
+    two: RankProcesses, of_two: RankedLearner, of_three: RankedLearner, config: Config, source: ModelSource, run: Path
+) -> None:
+    """A checkpoint of two ranks is restored in one process, and one of that on three; a full disk is waited for."""
+    policy = config.policy
+    await of_two.save(policy, TrainerState(step=3, version=3))
+    resource.prlimit(two.pids[1], resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    with pytest.raises(OSError) as full:
+        await of_two.finish_save(policy)
+    assert is_disk_full(full.value) and latest_checkpoint(run, policy) is None
+    resource.prlimit(two.pids[1], resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    await of_two.finish_save(policy)
+    assert find_damage(run / "step-3") is None and await of_two.version_of(policy, 3) == 3
+    with alone(config, source, run) as plain:
+        assert (await plain.restore(policy)).step == 3
+        await assert_same_weights(of_two, plain, config)
+        assert_same_metrics(await train(of_two, config), await train(plain, config))
+        await plain.save(policy, TrainerState(step=6, version=6))
+        await plain.finish_save(policy)
+        assert (await of_three.restore(policy)).step == 6
+        await assert_same_weights(of_three, plain, config)
+        assert_same_metrics(await train(of_three, config), await train(plain, config))
+        await of_three.load(policy, 3)
+        await plain.load(policy, 3)
+        await assert_same_weights(of_three, plain, config)
+    name = "gpt_neox.final_layer_norm.weight"
+    read = read_model(run / "step-3", torch.float64).get_parameter(name).detach()
+    torch.testing.assert_close(read, (await weights(of_three, config))[name])
