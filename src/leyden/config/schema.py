@@ -273,6 +273,13 @@ class TrainingConfig(_Section, frozen=True):
     """Recompute activations in the backward pass: less memory for about a third more computation."""
     compile: bool = True
     """On a GPU, compile the layers of the model: the first steps take longer, all others less time."""
+    devices: AtLeastOne = 1
+    """GPUs over which the policy is divided, by FSDP2 and with a process each; the engine has others. 1: it is trained
+    in this process, on the GPU of the engine. On a CPU it is the number of processes."""
+    device_timeout_s: Positive = 50.0
+    """Several devices: seconds that their processes wait for one another before one of them counts as lost."""
+    restarts: Whole = 3
+    """Several devices: how often a run whose training processes fail goes on by itself, from its checkpoint."""
 
 
 class EvaluationConfig(_Section, frozen=True):
@@ -527,6 +534,12 @@ class Config(_Section, frozen=True):
 
     def __post_init__(self) -> None:
         self._check_policies()
+        trained = [one for one in self.policies.values() if one.trained and not one.upstream]
+        if self.training.devices > 1 and len(trained) > 1:
+            raise ValueError(
+                f"`training.devices` is {self.training.devices}, and `policies` trains {len(trained)}, which is done "
+                "on one device only: train one of them, or leave it out"
+            )
         if self.deterministic and self.training.max_staleness:
             raise ValueError(
                 "`training.max_staleness` is above 0, so what a step trains on depends on time, and `deterministic` is "

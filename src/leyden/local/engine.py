@@ -15,10 +15,13 @@ from leyden.engine.replicas import ReplicaBackend, ReplicaPart
 from leyden.engine.torch.engine import TorchEngine
 from leyden.engine.torch.process import TorchProcess
 from leyden.engine.torch.wire import EngineProcessOptions
-from leyden.engine.vllm.backend import VllmBackend
+from leyden.engine.vllm.backend import Adapter, VllmBackend, Weights
 from leyden.engine.vllm.launch import VllmOptions, adapter_arguments, find_vllm
 from leyden.engine.weight_files import WeightFiles
+from leyden.learner.loading import model_device
 from leyden.learner.policy import Policy
+from leyden.learner.ranks.learner import GatheredWeights
+from leyden.learner.sharded_files import is_sharded
 from leyden.local.memory_plan import MemoryPlan, plan_memory
 from leyden.local.notes import print_note
 from leyden.local.placement import TRAINER_DEVICE, check_tensor_parallel, device_variable, place_replicas
@@ -41,16 +44,24 @@ async def running_engine(
     source: ModelSource,
     version: int,
     policy: Policy | None = None,
+    weights: GatheredWeights | None = None,
 ) -> AsyncIterator[EngineBackend]:
     """Run an engine that serves a model, within this context. The embedded one shares the parameters of `model`.
 
-    `policy` is what is trained beside it: the engine leaves it memory, and takes its LoRA adapter.
+    `policy` is what is trained beside it: the engine leaves it memory, and takes its LoRA adapter. `weights` are those
+    of a policy that is trained in other processes: `model` then has no values, and the engine is a process too.
     """
-    kind, why = choose_engine(config, model.device)
+    device = model_device(model)
+    kind, why = choose_engine(config, device)
+    if kind == "vllm" and is_sharded(source.folder):
+        raise ConfigError(
+            f"`model`: {source.folder} is a sharded checkpoint, which vLLM does not read: write it as a Hugging Face "
+            'folder with `leyden export`, and name that, or set `engine.kind = "torch"`'
+        )
     check_tensor_parallel(config.engine.tensor_parallel, model.config.get_text_config())
-    on_gpu = model.device.type == "cuda"
-    places = place_replicas(config, torch.cuda.device_count() if on_gpu else 0)
-    slots = _slots(config, kind, model.device)
+    on_gpu = device.type == "cuda"
+    places = place_replicas(config, torch.cuda.device_count() if on_gpu else 0, config.training.devices)
+    slots = _slots(config, kind, device)
     replicas = f" in each of {len(places)} replicas" if len(places) > 1 else ""
     print_note(f"engine: {kind} ({why}), {slots} requests at once{replicas}, {_precision(model)}")
     plan: MemoryPlan | None = None
@@ -65,19 +76,19 @@ async def running_engine(
     if kind == "vllm" and policy is not None and policy.adapter is not None:
         policy.adapter.compute_unmerged()
     try:
-        if kind == "torch" and len(places) == 1:
+        if kind == "torch" and len(places) == 1 and weights is None:
             kv_cache_bytes = None if plan is None else plan.kv_cache
             with closing(_torch_engine(config, model, source, version, slots, kv_cache_bytes)) as engine:
                 engine.start()
                 yield engine
             return
         with closing(WeightFiles()) as files:
-            shared = _Shared(config, folder, model, source, version, policy, slots, plan, places, files)
+            shared = _Shared(config, folder, model, source, version, policy, weights, slots, plan, places, files)
             start = _torch_process if kind == "torch" else _vllm_backend
             parts: list[ReplicaPart] = [start(shared, number) for number in range(len(places))]
             weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
             backend = parts[0] if len(parts) == 1 else ReplicaBackend(parts, weight_bytes)
-            async with _running(backend, plan if kind == "vllm" else None, model.device):
+            async with _running(backend, plan if kind == "vllm" else None, device):
                 yield backend
     except EngineError as error:
         raise ConfigError(f"`engine`: {error}") from error
@@ -153,6 +164,7 @@ class _Shared(Struct, frozen=True):
     source: ModelSource
     version: int
     policy: Policy | None
+    weights: GatheredWeights | None
     slots: int
     plan: MemoryPlan | None
     places: Sequence[tuple[int, ...]]
@@ -172,7 +184,7 @@ def _torch_process(shared: _Shared, number: int) -> TorchProcess:
         device_variable(shared.places[number]),
         shared.files,
         shared.folder / f"engine-{number}.log",
-        shared.model.named_parameters,
+        shared.model.named_parameters if shared.weights is None else shared.weights.tensors,
         shared.version,
     )
 
@@ -187,7 +199,8 @@ def _vllm_backend(shared: _Shared, number: int) -> VllmBackend:
     batched = ("--max-num-seqs", str(shared.slots), "--stream-interval", str(VLLM_STREAM_INTERVAL))
     width = config.engine.tensor_parallel
     divided = ("--tensor-parallel-size", str(width)) if width > 1 else ()
-    adapter = shared.policy.adapter if shared.policy is not None else None
+    tensors, adapter = _vllm_weights(shared)
+    lora = config.training.lora
     if adapter is not None and width > 1:
         raise ConfigError("`engine.tensor_parallel` cannot be combined with `training.lora`: set `engine.replicas`")
     text = shared.model.config.get_text_config()
@@ -201,14 +214,14 @@ def _vllm_backend(shared: _Shared, number: int) -> VllmBackend:
                 *memory,
                 *batched,
                 *divided,
-                *(adapter_arguments(adapter.rank) if adapter is not None else ()),
+                *(adapter_arguments(lora.rank) if adapter is not None and lora is not None else ()),
                 *config.engine.vllm_arguments,
             ),
             environment=device_variable(devices),
         ),
         shared.folder / ("vllm.log" if len(shared.places) == 1 else f"vllm-{number}.log"),
-        shared.model.named_parameters if adapter is None else adapter.base_tensors,
-        adapter=None if adapter is None else adapter.weights,
+        tensors,
+        adapter=adapter,
         context_length=int(text.max_position_embeddings),
         vocab_size=int(text.vocab_size),
         concurrency=shared.slots,
@@ -219,6 +232,15 @@ def _vllm_backend(shared: _Shared, number: int) -> VllmBackend:
         sleeps_while_training=plan is not None and plan.engine_sleeps,
         files=shared.files,
     )
+
+
+def _vllm_weights(shared: _Shared) -> tuple[Weights, Adapter | None]:
+    """Return the weights that vLLM starts with, and the LoRA adapter beside them."""
+    if (weights := shared.weights) is not None:
+        return (weights.tensors, None) if shared.config.training.lora is None else (weights.base, weights.adapter)
+    if shared.policy is None or shared.policy.adapter is None:
+        return shared.model.named_parameters, None
+    return shared.policy.adapter.base_tensors, shared.policy.adapter.weights
 
 
 def _precision(model: PreTrainedModel) -> str:

@@ -5,10 +5,11 @@ from shutil import copyfile
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from leyden.config import ConfigError
 from leyden.learner.checkpoint import tokenizer_files
+from leyden.learner.loading import read_model
 from leyden.local.model_card import write_card
 from leyden.models.source import find_model
 from leyden.runs.run_checkpoints import choose_checkpoint
@@ -23,7 +24,7 @@ def export(run: Path, to: Path, which: str = "best") -> Path:
     config = stored_config(run)
     origin = AutoConfig.from_pretrained(find_model(config.model, config.base).folder).dtype
     transformers.utils.logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=origin or torch.float32)
+    model = read_model(checkpoint, origin or torch.float32)
     model.save_pretrained(to)
     for file in tokenizer_files(checkpoint):
         copyfile(file, to / file.name)

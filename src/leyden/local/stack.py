@@ -23,7 +23,9 @@ from leyden.client.worker.worker import isolation_request
 from leyden.config import Config
 from leyden.config.policies import policy_routes, role_routes
 from leyden.engine.protocol import EngineBackend
+from leyden.learner.loading import model_device
 from leyden.learner.policy import Policy
+from leyden.learner.ranks.learner import GatheredWeights
 from leyden.local.engine import running_engine
 from leyden.local.notes import print_note, stderr_console
 from leyden.local.server_process import LocalServer
@@ -88,11 +90,15 @@ async def local_stack(
     version: int,
     run: str,
     policy: Policy | None = None,
+    weights: GatheredWeights | None = None,
 ) -> AsyncIterator[LocalStack]:
-    """Serve a model to the agents of a run, within this context. `policy` is what is trained beside it."""
-    park = run if policy is not None else None
+    """Serve a model to the agents of a run, within this context.
+
+    `policy` is what is trained beside it; `weights` are those of one that is trained in other processes.
+    """
+    park = run if policy is not None or weights is not None else None
     async with (
-        running_engine(config, folder, model, source, version, policy) as engine,
+        running_engine(config, folder, model, source, version, policy, weights) as engine,
         _shown_server(_server_options(config, folder, source, engine, park), engine, folder / "server.log") as server,
         trainer_remote(server, folder) as remote,
     ):
@@ -102,7 +108,7 @@ async def local_stack(
             write_private(folder / "worker.key", key)
             yield LocalStack(remote, engine, server, None)
             return
-        options = worker_options(config, server.running.url, run, model.device.type == "cuda")
+        options = worker_options(config, server.running.url, run, model_device(model).type == "cuda")
         options = await _choose_isolation(options)
         _print_worker(options)
         async with LocalWorker(options, key, folder / "worker.log") as worker:

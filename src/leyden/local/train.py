@@ -8,8 +8,9 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,15 @@ from msgspec.structs import replace
 from leyden import __version__
 from leyden.config import Config
 from leyden.episodes import Episode
-from leyden.learner.checkpoint import Checkpoints
 from leyden.learner.default_learning_rate import default_learning_rate
-from leyden.learner.loading import check_tokenizer, count_parameters, load_model
-from leyden.learner.local import LocalLearner, TrainedPolicy
+from leyden.learner.loading import check_tokenizer, count_parameters
 from leyden.learner.objective import Objective, objective_of
-from leyden.learner.policy import Policy
 from leyden.learner.protocol import TrainerState
+from leyden.learner.ranks.errors import RankLost
+from leyden.local.learner import open_learner
 from leyden.local.notes import notes_logged, print_note, stderr_console
 from leyden.local.readable import Readable
-from leyden.local.stack import local_stack
+from leyden.local.stack import local_stack, run_with
 from leyden.models.source import ModelSource, find_model
 from leyden.orchestrator.algorithm.resolve import Algorithm, algorithm_of
 from leyden.orchestrator.health.standstill import StandstillDetector
@@ -143,7 +143,8 @@ async def train(
             edited = ", ".join(resumed.edited)
             print_note(f"{edited} changed since the run was last started: the steps to come use what is there now")
         print_note(learning_rate)
-        state = await _train(config, tasks, algorithm, objective, source, folder, on_second_interrupt, worker_command)
+        run = partial(_train, config, tasks, algorithm, objective, source, folder, on_second_interrupt, worker_command)
+        state = await _restarting(run, config.training.restarts)
     metrics = read_metrics(folder.metrics_file, config.policy)
     if metrics:
         draw_image(metrics, f"{config.run}: {config.model}", folder.curve)
@@ -188,6 +189,16 @@ def _too_few_tasks(config: Config, tasks: Tasks) -> list[str]:
     return [f"a step takes {needed} tasks and there are {count}: some come twice"] if needed > count else []
 
 
+async def _restarting(run: Callable[[], Awaitable[TrainerState]], restarts: int) -> TrainerState:
+    """Run a training; one that has lost a training process goes on from its checkpoint, so often."""
+    for number in range(1, restarts + 1):
+        try:
+            return await run()
+        except RankLost as error:
+            print_note(f"{error}; the run goes on from its last checkpoint (restart {number} of {restarts})")
+    return await run()
+
+
 async def _train(
     config: Config,
     tasks: Tasks,
@@ -199,23 +210,16 @@ async def _train(
     worker_command: str,
 ) -> TrainerState:
     """Train from the latest checkpoint, or from the beginning, to the last step."""
-    torch.manual_seed(config.seed)  # LoRA matrices and a critic begin at random
-    model = load_model(source, config.engine.dtype, True, config.training.lora, algorithm.reference)
-    policy = Policy(model, config.training, algorithm.critic, algorithm.reference)
-    if policy.no_trees_reason is not None:
-        print_note(
-            f"{source.name} cannot be trained as a tree, so every call is computed by itself: {policy.no_trees_reason}"
-        )
-    checkpoints = Checkpoints(folder.path, config.policy, source, config.checkpoints, print_note)
     async with AsyncExitStack() as opened:
-        trained = TrainedPolicy(policy, objective, checkpoints)
-        learner = opened.enter_context(LocalLearner({config.policy: trained}))
-        state = await learner.restore(config.policy)
+        local = await open_learner(opened, config, algorithm, objective, source, folder.path)
+        learner, state = local.learner, local.state
         if state.step:
             print_note(f"resuming {config.run} after step {state.step}")
         sinks = opened.enter_context(opened_sinks(config, folder.path))
         stack = await opened.enter_async_context(
-            local_stack(config, folder.path, model, source, state.version, config.run, policy)
+            local_stack(
+                config, folder.path, local.model, source, state.version, config.run, local.policy, local.weights
+            )
         )
         print_note(f"dashboard: {stack.server.running.dashboard}&to=/runs/{config.run}")
         if stack.worker is None:
@@ -241,7 +245,7 @@ async def _train(
         opened.enter_context(notes_logged(folder.path / "train.log"))
         try:
             with _interruptible(on_second_interrupt, lambda: trainer.waits_for_evaluation) as stop:
-                state = (await stack.run(trainer.run(stop)))[name]
+                state = (await run_with(local.parts, stack.run(trainer.run(stop))))[name]
                 if state.step >= config.training.steps:
                     await stack.remote.end_run(config.run)
         finally:

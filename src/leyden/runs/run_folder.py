@@ -39,6 +39,9 @@ _MAY_CHANGE = (
         "training.gradient_checkpointing",
         "training.layout",
         "training.compile",
+        "training.devices",
+        "training.device_timeout_s",
+        "training.restarts",
     ),
     *("engine", "workers", "server", "services", "upstream", "rollout.reward_time_limit_s", "rollout.reward_tries"),
 )

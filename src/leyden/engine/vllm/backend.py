@@ -180,7 +180,7 @@ class VllmBackend:
             return sent
 
     async def _send(self) -> int:
-        adapter = self._adapter() if self._adapter is not None else None
+        adapter = await asyncio.to_thread(self._adapter) if self._adapter is not None else None
         if adapter is None:
             return await self._publisher.send(self._weights, self._version)
         return await self._publisher.send_adapter(adapter, self._weights, self._version)
