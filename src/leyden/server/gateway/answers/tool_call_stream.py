@@ -7,7 +7,7 @@ is a call that the request does not allow.
 
 import json
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -26,8 +26,9 @@ from leyden.server.gateway.dialects.types import (
 class _SentCall:
     """A call whose beginning was sent."""
 
-    def __init__(self, index: int, name: str, id: str) -> None:
-        self.index, self.name, self.id = index, name, id
+    def __init__(self, index: int, name: str) -> None:
+        self.index, self.name = index, name
+        self.id = f"call_{secrets.token_hex(12)}"
         self.arguments = ""
         self.finished: ToolCall | None = None
 
@@ -35,9 +36,8 @@ class _SentCall:
 class ToolCallStream:
     """The tool calls of one answer, as far as they were sent."""
 
-    def __init__(self, choice: int, may_call: Callable[[str], bool], ids: Iterable[str] = ()) -> None:
-        """`ids` are those of the first calls, if they were made before."""
-        self._choice, self._may_call, self._ids = choice, may_call, iter(ids)
+    def __init__(self, choice: int, may_call: Callable[[str], bool]) -> None:
+        self._choice, self._may_call = choice, may_call
         self._sent: dict[int, _SentCall] = {}  # by the position in the answer, where malformed calls count too
 
     @property
@@ -84,12 +84,9 @@ class ToolCallStream:
         text = _text_of(call)
         if text is None or not self._may_call(text.name):
             return []
-        sent = self._sent[position] = _SentCall(len(self._sent), text.name, self._next_id())
+        sent = self._sent[position] = _SentCall(len(self._sent), text.name)
         started = ToolCallStarted(self._choice, sent.index, sent.id, sent.name)
         return [started, *self._extend(position, call)]
-
-    def _next_id(self) -> str:
-        return next(self._ids, None) or f"call_{secrets.token_hex(12)}"
 
     def _extend(self, position: int, call: ParsedToolCall) -> list[AnswerEvent]:
         """Send the new part of a call's arguments, and its end if it is complete."""
