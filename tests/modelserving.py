@@ -15,7 +15,7 @@ from scripted_engine import ScriptedEngine
 from leyden.api.wire import GroupSpec, RunSpec
 from leyden.engine.protocol import EngineRequest
 from leyden.episodes import Episode
-from leyden.records import Purpose, RunSettings, Task
+from leyden.records import Origin, Purpose, RunSettings, Task
 from leyden.rendering.factory import renderer_for
 from leyden.rendering.renderer import ChatRenderer
 from leyden.rendering.tokenizer import Tokenizer
@@ -66,6 +66,11 @@ class ModelServer:
         await store.create_run(RunSpec(f"run-{name}", RunSettings(**settings)))  # type: ignore[arg-type]
         await store.enqueue(f"run-{name}", GroupSpec(group or name, Task("t", {}), purpose=purpose, step=step))
         self.run = f"run-{name}"
+        return await self.next_attempt()
+
+    async def branch(self, name: str, origin: Origin, purpose: Purpose = Purpose.TRAIN) -> str:
+        """Start an attempt in the same run that replays another; returns its key."""
+        await self.service.store.enqueue(self.run, GroupSpec(name, Task("t", {}), purpose=purpose, origin=origin))
         return await self.next_attempt()
 
     async def next_attempt(self) -> str:

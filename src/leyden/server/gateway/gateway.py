@@ -14,13 +14,14 @@ from msgspec.structs import replace
 from leyden.api.wire import CallTimes, FinishRequest
 from leyden.episodes import chain_messages
 from leyden.outcomes import Ending, Outcome, Retry
-from leyden.records import Attempt, Event, EventKind, FixedAnswer, Purpose, RunSettings, Sampling
+from leyden.records import Attempt, Call, Event, EventKind, FixedAnswer, Purpose, RunSettings, Sampling
 from leyden.server.control.keys import ActiveLeases
 from leyden.server.gateway.answers.generation import Generation
 from leyden.server.gateway.calls.attempt_calls import AttemptCalls
 from leyden.server.gateway.calls.call_pacer import CallPacer
 from leyden.server.gateway.calls.caller import Caller
 from leyden.server.gateway.calls.recorder import Recorder
+from leyden.server.gateway.calls.replay import LeftRecord, RecordedAnswers, read_replay
 from leyden.server.gateway.calls.run_rules import role_by_prompt, route_target
 from leyden.server.gateway.dialects.base import StoredAnswer
 from leyden.server.gateway.dialects.left_out import LEFT_OUT
@@ -32,7 +33,7 @@ from leyden.server.gateway.prompts.text_index import joined
 from leyden.server.gateway.prompts.text_prompt import build_text_prompt
 from leyden.server.gateway.prompts.truncation import build_fitting_prompt
 from leyden.server.gateway.served_model import ServedModel
-from leyden.server.gateway.upstream.relay import AnswerSource, FixedAnswerSource, Relay
+from leyden.server.gateway.upstream.relay import AnswerSource, FixedAnswerSource, Relay, relayed_prompt
 from leyden.store.read import queries
 from leyden.store.store import Store
 
@@ -107,9 +108,7 @@ class Gateway:
         if isinstance(target, ServedModel):
             answering = self._generate(target, attempt, caller, request)
         else:
-            relay = Relay(self.recorder, attempt, caller, request, target)
-            attempt.start(request.n)
-            answering = relay.run()
+            answering = self._relay(target, attempt, caller, request)
         try:
             with attempt.catching_failure():
                 async with aclosing(answering) as events:
@@ -126,6 +125,33 @@ class Gateway:
         attempt = await self._calls_by(caller)
         attempt.start(1)
         return attempt.unrecorded()
+
+    async def _relay(
+        self, source: AnswerSource, attempt: AttemptCalls, caller: Caller, request: GenerationRequest
+    ) -> AsyncGenerator[AnswerEvent, None]:
+        """Answer a call with the upstream or a fixed answer."""
+        prompt = relayed_prompt(attempt.index, request, source.policy)
+        replayed = await self._take_replayed(attempt, prompt, request)
+        source = RecordedAnswers(source.policy, replayed) if replayed else source
+        relay = Relay(self.recorder, attempt, caller, request, prompt, source, replayed)
+        attempt.start(request.n)
+        async with aclosing(relay.run()) as events:
+            async for event in events:
+                yield event
+
+    async def _take_replayed(
+        self, attempt: AttemptCalls, prompt: Prompt, request: GenerationRequest
+    ) -> tuple[Call, ...]:
+        """Return the recorded calls that answer a request; none if it has to be sampled."""
+        if attempt.replay is None:
+            return ()
+        found = attempt.replay.take(prompt, request)
+        if isinstance(found, LeftRecord):
+            await self.recorder.diverge(attempt, found.why)
+            return ()
+        if attempt.replay.done:
+            attempt.replay = None
+        return found
 
     async def _generate(
         self, model: ServedModel, attempt: AttemptCalls, caller: Caller, request: GenerationRequest
@@ -152,16 +178,19 @@ class Gateway:
             message = f"the prompt has {len(prompt.ids)} tokens, and the model takes {context_length} in all"
             raise GatewayError(ErrorKind.TOO_LONG, message, "messages" if request.prompt is None else "prompt")
         grammar = await _grammar(model, request, prompt, caller.attempt.id, constrains_calls)
-        model.scheduler.refuse_if_full()
+        replayed = await self._take_replayed(attempt, prompt, request)
+        if not replayed:
+            model.scheduler.refuse_if_full()
         sampling = _sampling(attempt, request.sampling, attempt.start(request.n))
+        sampling = replayed[0].sampling if replayed else sampling
         max_tokens = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
-        budget = settings.max_tokens and max(1, (settings.max_tokens - index.sampled_tokens) // request.n)
-        generation = Generation(self.recorder, attempt, caller, model, request, prompt, sampling, grammar)
+        budget = settings.max_tokens and max(1, (settings.max_tokens - attempt.sampled_tokens) // request.n)
+        generation = Generation(self.recorder, attempt, caller, model, request, prompt, sampling, grammar, replayed)
         try:
             with attempt.running(generation):
                 text = "" if request.prompt is None else joined(prompt.history.messages)
                 yield AnswerStarted(generation.id, len(prompt.ids), prompt.kept, prompt_text=text)
-                async with aclosing(generation.run(max_tokens, budget)) as events:
+                async with aclosing(generation.run(max_tokens, None if replayed else budget)) as events:
                     async for event in events:
                         yield event
         finally:
@@ -306,10 +335,12 @@ class Gateway:
             episode = await self._store.read(queries.get_episode, attempt.run, attempt.id)
             started = episode.rollout.purpose, episode.rollout.step
         purpose, step = started
+        made = () if episode is None else episode.calls
+        replay = await self._store.read(read_replay, attempt, made) if attempt.origin is not None else None
         if self._leases.get(attempt.id) is None:  # it ended meanwhile: no event would remove the entry
             raise GatewayError(ErrorKind.FORBIDDEN, f"attempt {attempt.id} has ended")
         settings = settings.at(step if purpose is Purpose.TRAIN else None)
-        calls = AttemptCalls(attempt, purpose, settings, self.times[attempt.run], episode)
+        calls = AttemptCalls(attempt, purpose, settings, self.times[attempt.run], episode, replay)
         return self._attempts.setdefault(attempt.id, calls)
 
 

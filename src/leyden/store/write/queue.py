@@ -16,7 +16,7 @@ from msgspec import Struct
 from sqlalchemy import bindparam, case, func, select, update
 
 from leyden.api.wire import GroupSpec, Lease
-from leyden.records import Attempt, EventKind, Group, Origin, Purpose, RunSettings, Task
+from leyden.records import Attempt, CallStatus, EventKind, Group, Origin, Purpose, RunSettings, Task
 from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.mapping import decode_settings, group_from_row, origin_from_row, task_from_row
@@ -163,12 +163,30 @@ def _start(tx: Transaction, row: Any, request: LeaseQuery) -> Lease:
         pool=request.pool,
         started=tx.now,
         expires=tx.now + settings.lease_s,
-        origin=origin_from_row(row),
+        origin=_find_origin(tx, row, settings),
     )
     about_rollout = {"purpose": row.purpose, "step": row.step}
     tx.emit(attempt.run, EventKind.ATTEMPT_STARTED, attempt.id, **msgspec.to_builtins(attempt), **about_rollout)
     about = (attempt, task_from_row(row), Purpose(row.purpose), settings.lease_s)
     return Lease(*about, key="", url="", traceparent="", alone=bool(row.alone))
+
+
+def _find_origin(tx: Transaction, row: Any, settings: RunSettings) -> Origin | None:
+    """Return what the next attempt of a rollout replays: all that the last one recorded, or what its rollout does.
+
+    An attempt that got no new answer is not replayed itself: if it ended before it had replayed everything, the next
+    one replays the same, else both ended at the same call, and the rollout starts anew.
+    """
+    given = origin_from_row(row)
+    last = _PROGRESS.first(tx, attempt=f"{row.id}.{row.attempts}") if settings.replay else None
+    if last is None:
+        return given
+    if last.sampled:
+        return Origin(last.id, last.made)
+    before = origin_from_row(last)
+    if before is None or before == given:
+        return given
+    return before if _PROGRESS.scalar(tx, attempt=before.attempt) > last.answered else given
 
 
 def _attempt_row(leased: Lease) -> dict[str, Any]:
@@ -212,11 +230,22 @@ _TASK_INPUT = Statement(
 _GROUP = Statement(select(groups).where(groups.c.id == bindparam("group")))
 _ADD_GROUP = insert(groups, "origin")
 _ADD_ROLLOUT = insert(rollouts, "step", "origin")
-_made = select(func.count()).where(calls.c.attempt_id == attempts.c.id).scalar_subquery()
+_calls_made = select(func.count()).where(calls.c.attempt_id == attempts.c.id)
+_made = _calls_made.scalar_subquery()
+_answered = _calls_made.where(calls.c.status == str(CallStatus.OK))
 _ORIGIN = Statement(
     select(rollouts.c.task_id, rollouts.c.purpose, _made.label("made"))
     .join(attempts, attempts.c.rollout_id == rollouts.c.id)
     .where(attempts.c.id == bindparam("attempt"), attempts.c.run_id == bindparam("run"))
+)
+_PROGRESS = Statement(
+    select(
+        _answered.scalar_subquery().label("answered"),
+        _answered.where(calls.c.origin.is_(None)).scalar_subquery().label("sampled"),
+        _made.label("made"),
+        attempts.c.id,
+        attempts.c.origin,
+    ).where(attempts.c.id == bindparam("attempt"))
 )
 _HEAD = Statement(select(func.min(rollouts.c.position)).where(LEASABLE))
 _LAST_TO_TRAIN = Statement(

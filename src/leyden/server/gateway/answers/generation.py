@@ -8,11 +8,12 @@ from contextlib import aclosing
 from msgspec.structs import replace
 
 from leyden.engine.protocol import EngineError, EngineLost, EngineRequest, TokenChunk
-from leyden.records import Sampling, WaitInterval
+from leyden.records import Call, Sampling, WaitInterval
 from leyden.server.gateway.answers.stream_parser import StreamParser
 from leyden.server.gateway.calls.attempt_calls import AttemptCalls
 from leyden.server.gateway.calls.caller import Caller
 from leyden.server.gateway.calls.recorder import CallRecording, RecordedAnswer, Recorder
+from leyden.server.gateway.calls.replay import replayed_chunks
 from leyden.server.gateway.calls.waiting import WaitTimer
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
@@ -42,12 +43,14 @@ class Generation:
         prompt: Prompt,
         sampling: Sampling,
         grammar: str | None,
+        replayed: tuple[Call, ...] = (),
     ) -> None:
+        """`replayed` are the recorded calls that answer it instead of the engine."""
         self._caller, self._model, self._request, self._times = caller, model, request, attempt.times
         self._prompt, self._sampling, self._grammar = prompt, sampling, grammar
-        self._recorder, self._attempt = recorder, attempt
+        self._recorder, self._attempt, self._replayed = recorder, attempt, replayed
         self._started = time.time()
-        self._recording = CallRecording(recorder, attempt, caller, request, prompt, sampling, self._answers)
+        self._recording = CallRecording(recorder, attempt, caller, request, prompt, sampling, self._answers, replayed)
         self._tasks: list[asyncio.Task[None]] = []
         self._cut: GatewayError | None = None
         self._budget: int | None = None
@@ -67,6 +70,7 @@ class Generation:
                 stop=sampling.stop,
                 logprobs=request.top_logprobs is not None,
                 streamed=request.stream,
+                replayed=replayed[choice] if replayed else None,
             )
             for choice in range(request.n)
         ]
@@ -101,7 +105,7 @@ class Generation:
                     yield event
         except EngineError as error:
             raise GatewayError(ErrorKind.FAILED, _failure(error)) from error
-        if self._grammar is None:
+        if self._grammar is None and not self._replayed:
             calls = [call for parser in self._parsers for call in parser.calls]
             self._recorder.count_strict(self._request, calls, self._caller.attempt.id)
         for parser, id in zip(self._parsers, self._recording.ids, strict=True):
@@ -153,7 +157,12 @@ class Generation:
     async def _generate(
         self, parser: StreamParser, timer: WaitTimer, max_tokens: int
     ) -> AsyncGenerator[AnswerEvent, None]:
-        """Generate one answer in its own slot of the scheduler."""
+        """Generate one answer in its own slot of the scheduler, or take it from the record."""
+        if self._replayed:
+            for chunk in replayed_chunks(self._replayed[parser.choice], self._model.renderer.get_stop_token_ids()):
+                for event in parser.feed(chunk) if not parser.done else ():
+                    yield event
+            return
         wants_prompt = self._request.prompt_logprobs
         if not max_tokens and not wants_prompt:  # nothing to compute
             for event in parser.feed(TokenChunk((), (), 0, finish="length")):

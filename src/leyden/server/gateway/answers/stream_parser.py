@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from leyden.engine.protocol import FinishReason, TokenChunk
-from leyden.records import VersionRun
+from leyden.records import Call, VersionRun
 from leyden.rendering.renderer import ParsedResponse, ParsedToolCall, ResponseParser, ToolCallStatus, tool_call_texts
 from leyden.server.gateway.answers.tool_call_stream import ToolCallStream
 from leyden.server.gateway.answers.unmarked_calls import OPENINGS, find_unmarked_call, settled_length
@@ -47,8 +47,12 @@ class StreamParser:
         stop: tuple[str, ...] = (),
         logprobs: bool = False,
         streamed: bool = True,
+        replayed: Call | None = None,
     ) -> None:
-        """`reasoning_end` is the token that ends the reasoning of an answer, if there is one."""
+        """`reasoning_end` is the token that ends the reasoning of an answer, if there is one.
+
+        The tool calls of an answer that is `replayed` keep their ids.
+        """
         self.choice = choice
         self.ids: list[int] = []
         self.logprobs: list[float] = []
@@ -73,7 +77,8 @@ class StreamParser:
         self._incremental = streamed or bool(stop) or not parallel_calls  # otherwise it parses once, at the end
         self._next_parse = 1
         self._sent = {"content": 0, "reasoning": 0}
-        self._tool_calls = ToolCallStream(choice, may_call)
+        called = (replayed.response or {}).get("tool_calls") or () if replayed is not None else ()
+        self._tool_calls = ToolCallStream(choice, may_call, (call["id"] for call in called))
         self._known_call_events: list[AnswerEvent] = []
         self._new_call_events: list[AnswerEvent] = []
         self._inside_call = False

@@ -7,7 +7,7 @@ is a call that the request does not allow.
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -26,9 +26,8 @@ from leyden.server.gateway.dialects.types import (
 class _SentCall:
     """A call whose beginning was sent."""
 
-    def __init__(self, index: int, name: str) -> None:
-        self.index, self.name = index, name
-        self.id = f"call_{secrets.token_hex(12)}"
+    def __init__(self, index: int, name: str, id: str) -> None:
+        self.index, self.name, self.id = index, name, id
         self.arguments = ""
         self.finished: ToolCall | None = None
 
@@ -36,8 +35,9 @@ class _SentCall:
 class ToolCallStream:
     """The tool calls of one answer, as far as they were sent."""
 
-    def __init__(self, choice: int, may_call: Callable[[str], bool]) -> None:
-        self._choice, self._may_call = choice, may_call
+    def __init__(self, choice: int, may_call: Callable[[str], bool], ids: Iterable[str] = ()) -> None:
+        """`ids` are those of the first calls, if they were made before."""
+        self._choice, self._may_call, self._ids = choice, may_call, iter(ids)
         self._sent: dict[int, _SentCall] = {}  # by the position in the answer, where malformed calls count too
 
     @property
@@ -84,9 +84,12 @@ class ToolCallStream:
         text = _text_of(call)
         if text is None or not self._may_call(text.name):
             return []
-        sent = self._sent[position] = _SentCall(len(self._sent), text.name)
+        sent = self._sent[position] = _SentCall(len(self._sent), text.name, self._next_id())
         started = ToolCallStarted(self._choice, sent.index, sent.id, sent.name)
         return [started, *self._extend(position, call)]
+
+    def _next_id(self) -> str:
+        return next(self._ids, None) or f"call_{secrets.token_hex(12)}"
 
     def _extend(self, position: int, call: ParsedToolCall) -> list[AnswerEvent]:
         """Send the new part of a call's arguments, and its end if it is complete."""

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from leyden.api.wire import CallTimes
 from leyden.episodes import Episode
-from leyden.records import Attempt, Call, CallStatus, Purpose, RunSettings, WaitInterval
+from leyden.records import Attempt, Call, CallStatus, Purpose, RunSettings, WaitInterval, rollout_of
+from leyden.server.gateway.calls.replay import Replay
 from leyden.server.gateway.calls.waiting import WaitTimer, total_s
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.prompts.history import History
@@ -35,6 +36,7 @@ class AttemptCalls:
         settings: RunSettings,
         times: CallTimes,
         episode: Episode | None,
+        replay: Replay | None = None,
         recorded: bool = True,
     ) -> None:
         """`episode` is what was recorded before this server started; None for an attempt that started later."""
@@ -42,7 +44,12 @@ class AttemptCalls:
         self.recorded = recorded
         """False for calls outside rollouts."""
         self.index = PrefixIndex() if episode is None else PrefixIndex.from_episode(episode)
-        self._waits = [] if episode is None else [wait for call in episode.calls for wait in call.waits]
+        made = () if episode is None else episode.calls
+        self.sampled_tokens = sum(map(self._sampled_tokens, made))
+        """Tokens that count for `max_tokens`: all but those that another rollout sampled."""
+        self.replay = replay
+        """What its next calls may replay; None: they are sampled."""
+        self._waits = [wait for call in made for wait in call.waits]
         self.limit_reached = False
         """Whether a call was refused or cut because the rollout had reached a limit."""
         self.engine_crashes = 0
@@ -79,7 +86,7 @@ class AttemptCalls:
             self.limit_reached = True
             message = f"this rollout has made {self.index.started} of its {max_calls} calls (max_calls)"
             raise GatewayError(ErrorKind.BUDGET_EXCEEDED, message)
-        if max_tokens is not None and self.index.sampled_tokens >= max_tokens:
+        if max_tokens is not None and self.sampled_tokens >= max_tokens:
             self.limit_reached = True
             raise GatewayError(
                 ErrorKind.BUDGET_EXCEEDED, f"this rollout has sampled its {max_tokens} tokens (max_tokens)"
@@ -110,10 +117,15 @@ class AttemptCalls:
     def add(self, call: Call, history: History) -> None:
         """Add a call that is recorded."""
         self.index.add(call, history)
+        self.sampled_tokens += self._sampled_tokens(call)
         self._waits += call.waits
         self.limit_reached |= call.status is CallStatus.CUT
         if call.status in (CallStatus.OK, CallStatus.CUT):
             self._answered(call.started)
+
+    def _sampled_tokens(self, call: Call) -> int:
+        own = call.origin is None or rollout_of(call.origin) == self.attempt.rollout
+        return len(call.completion_ids) if own else 0
 
     @contextmanager
     def catching_failure(self) -> Iterator[None]:

@@ -9,15 +9,16 @@ import logging
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from msgspec import Struct
 
 from leyden.backoff import Backoff
-from leyden.records import Attempt, Call, CallStatus, Purpose, Sampling, VersionRun, WaitInterval
+from leyden.records import Call, CallStatus, DivergedCall, Purpose, Sampling, VersionRun, WaitInterval
 from leyden.server.gateway.answers.strict_checks import StrictChecks
 from leyden.server.gateway.answers.structured_output import is_strict
 from leyden.server.gateway.calls.attempt_calls import AttemptCalls
@@ -50,20 +51,10 @@ class Recorder:
 
     async def save(self, attempt: AttemptCalls, calls: Sequence[Call], history: History) -> None:
         """Save the calls of one request; they are durable when this returns. Waits while the disk is full."""
-        started = time.perf_counter()
         if not attempt.recorded:
             self.direct.add(attempt.attempt.rollout, calls, history.sizes[-1])
             return
-        try:
-            with attempt.saving() as timer:
-                await self._record(attempt.attempt, calls, timer)
-        except (Conflict, NotFound) as error:
-            raise GatewayError(ErrorKind.FORBIDDEN, str(error)) from error
-        except NotStorable as error:
-            raise GatewayError(ErrorKind.INVALID, str(error)) from error
-        except StoreError as error:
-            raise GatewayError(ErrorKind.FAILED, str(error), retry_after=1.0) from error
-        attempt.times.store_s += time.perf_counter() - started
+        await self._write(attempt, partial(self._store.record_calls, attempt.attempt.run, attempt.attempt.id, calls))
         for call in calls:
             attempt.add(call, history)
             self.counts[str(call.prompt_origin), str(call.status)] += 1
@@ -71,12 +62,34 @@ class Recorder:
             if reason is not None and attempt.purpose is Purpose.TRAIN:
                 self.untrained[reason] += 1
 
-    async def _record(self, attempt: Attempt, calls: Sequence[Call], timer: WaitTimer) -> None:
+    async def diverge(self, attempt: AttemptCalls, why: str) -> None:
+        """Replay nothing more in an attempt whose next call the record does not have; this is durable, too."""
+        found, number = attempt.attempt, attempt.index.started + 1
+        attempt.replay = None
+        _log.warning("attempt %s leaves the record that it replays at call %d: %s", found.id, number, why)
+        diverged = DivergedCall(number, why)
+        await self._write(attempt, partial(self._store.record_divergence, found.run, found.id, diverged))
+
+    async def _write(self, attempt: AttemptCalls, write: Callable[[], Awaitable[object]]) -> None:
+        """Write to the store what an attempt's calls cannot do without."""
+        started = time.perf_counter()
+        try:
+            with attempt.saving() as timer:
+                await self._patiently(write, timer)
+        except (Conflict, NotFound) as error:
+            raise GatewayError(ErrorKind.FORBIDDEN, str(error)) from error
+        except NotStorable as error:
+            raise GatewayError(ErrorKind.INVALID, str(error)) from error
+        except StoreError as error:
+            raise GatewayError(ErrorKind.FAILED, str(error), retry_after=1.0) from error
+        attempt.times.store_s += time.perf_counter() - started
+
+    async def _patiently(self, write: Callable[[], Awaitable[object]], timer: WaitTimer) -> None:
         """Try for some minutes: an agent would fail if the disk is full, and would be charged for it."""
         deadline, failures = time.monotonic() + _STORE_WAIT_S, 0
         while True:
             try:
-                await self._store.record_calls(attempt.run, attempt.id, calls)
+                await write()
                 return
             except StoreUnavailable as error:
                 if time.monotonic() > deadline or isinstance(error, StoreClosed | StoreLost):
@@ -128,15 +141,18 @@ class CallRecording:
         prompt: Prompt,
         sampling: Sampling,
         answers: Callable[[], Sequence[RecordedAnswer]],
+        replayed: Sequence[Call] = (),
     ) -> None:
-        """`answers` is called once, when the calls are saved."""
+        """`answers` is called once, when the calls are saved; those that are `replayed` keep their ids."""
         self._recorder, self._attempt, self._caller = recorder, attempt, caller
         self._request, self._prompt, self._sampling, self._answers = request, prompt, sampling, answers
         self._started = time.time()
         self._discarded = False
         self._saving: asyncio.Task[None] | None = None
         first = f"call-{secrets.token_hex(8)}"
-        self.ids = (first, *(f"{first}-{choice}" for choice in range(1, request.n)))
+        new = (first, *(f"{first}-{choice}" for choice in range(1, request.n)))
+        self.ids = tuple(call.id for call in replayed) or new
+        self._origin = replayed[0].origin if replayed else None
 
     def discard(self) -> None:
         """Do not save a failed call: nothing was generated."""
@@ -192,6 +208,7 @@ class CallRecording:
             started=self._started,
             ended=time.time(),
             context_tail=answer.context_tail,
+            origin=self._origin,
             waits=answer.waits,
             **(self._difference() if choice == 0 else self._further_choice()),
         )

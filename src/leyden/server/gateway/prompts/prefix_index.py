@@ -72,7 +72,6 @@ class PrefixIndex:
     def __init__(self) -> None:
         self.started = 0
         self.recorded = 0
-        self.sampled_tokens = 0
         self.texts = TextIndex()
         """The calls that continued a text."""
         self.large_prompts = asyncio.Lock()
@@ -143,7 +142,6 @@ class PrefixIndex:
         """Add a recorded call."""
         self.recorded += 1
         self.started = max(self.started, self.recorded)
-        self.sampled_tokens += len(call.completion_ids)
         parent = self._calls.get(call.parent) if call.parent else None
         answers = self._sampled_answers(call, parent, history)
         ids = (call.kept_ids, call.prompt_ids, call.completion_ids)

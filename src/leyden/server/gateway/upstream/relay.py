@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
+from leyden.records import Call
 from leyden.server.gateway.calls.attempt_calls import AttemptCalls
 from leyden.server.gateway.calls.caller import Caller
 from leyden.server.gateway.calls.recorder import CallRecording, RecordedAnswer, Recorder
@@ -28,6 +29,7 @@ from leyden.server.gateway.dialects.types import (
 )
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.prompts.history import History
+from leyden.server.gateway.prompts.prefix_index import PrefixIndex
 from leyden.server.gateway.prompts.prompt import Prompt
 from leyden.server.gateway.prompts.text_index import segment
 from leyden.server.gateway.upstream.text import text_of
@@ -55,18 +57,18 @@ class Relay:
         attempt: AttemptCalls,
         caller: Caller,
         request: GenerationRequest,
+        prompt: Prompt,
         source: AnswerSource,
+        replayed: tuple[Call, ...] = (),
     ) -> None:
+        """`replayed` are recorded calls, if the source answers with those."""
         self._request, self._source = request, source
         self._text = None if request.prompt is None else text_of(request)
         wanted = self._text if request.prompt_logprobs else None
         self._answers = [_RelayedAnswer(choice, wanted) for choice in range(request.n)]
         self._usage: dict[str, Any] = {}
-        messages = request.messages if self._text is None else (segment(self._text),)
-        history = History.of(messages, request.tools, source.policy)
-        match = attempt.index.match(history)
-        prompt = Prompt(history, match, match.origin, match.reason)
-        self._recording = CallRecording(recorder, attempt, caller, request, prompt, request.sampling, self._recorded)
+        about = (caller, request, prompt, request.sampling, self._recorded, replayed)
+        self._recording = CallRecording(recorder, attempt, *about)
 
     async def run(self) -> AsyncGenerator[AnswerEvent, None]:
         """Send the request, yield the events of the answers, and record them before they are finished."""
@@ -105,6 +107,14 @@ class Relay:
 
     def _recorded(self) -> list[RecordedAnswer]:
         return [RecordedAnswer(response=answer.message, finish=answer.finish or "stop") for answer in self._answers]
+
+
+def relayed_prompt(index: PrefixIndex, request: GenerationRequest, policy: str) -> Prompt:
+    """Return the prompt of a request that is relayed, which has no token ids."""
+    messages = request.messages if request.prompt is None else (segment(text_of(request)),)
+    history = History.of(messages, request.tools, policy)
+    match = index.match(history)
+    return Prompt(history, match, match.origin, match.reason)
 
 
 class _RelayedCall:

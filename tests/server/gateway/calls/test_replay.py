@@ -1,0 +1,364 @@
+"""Attempts that get their first answers from the record of another, through the official clients."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from modelserving import END, ModelServer, call, model_server
+from randomness import examples, new_seed
+
+from leyden.api.wire import FinishRequest
+from leyden.episodes import Episode
+from leyden.outcomes import Ending, Outcome, Retry
+from leyden.records import Call, CallStatus, FixedAnswer, Origin
+from leyden.server.gateway.upstream.client import UpstreamClient
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}}
+TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
+LOST = FinishRequest(Outcome(Ending.LOST), retry=Retry.FREE)
+
+
+class Clients:
+    """The official clients with the key of the server's current attempt."""
+
+    def __init__(self, server: ModelServer, openai_: openai.AsyncOpenAI, anthropic_: anthropic.AsyncAnthropic) -> None:
+        self.server, self.openai, self.anthropic = server, openai_, anthropic_
+
+    async def chat(self, said: list[Any], stream: bool = False, **more: Any) -> list[Any]:
+        """The messages of the answers."""
+        body: dict[str, Any] = {"model": "m", "messages": said, "tools": [TOOL], **more}
+        if not stream:
+            choices = (await self.openai.chat.completions.create(**body)).choices
+            return [choice.message.to_dict() for choice in choices]
+        async with self.openai.chat.completions.stream(**body) as events:
+            return [choice.message.to_dict() for choice in (await events.get_final_completion()).choices]
+
+    async def messages(self, said: list[Any], stream: bool = False) -> list[Any]:
+        """The content of the answer."""
+        tool: Any = {"name": "add", "input_schema": SCHEMA}
+        body: dict[str, Any] = {"model": "m", "max_tokens": 999, "messages": said, "tools": [tool]}
+        if not stream:
+            return [block.to_dict() for block in (await self.anthropic.messages.create(**body)).content]
+        async with self.anthropic.messages.stream(**body) as events:
+            return [block.to_dict() for block in (await events.get_final_message()).content]
+
+    async def responses(self, said: list[Any], stream: bool = False) -> list[Any]:
+        """The items of the answer."""
+        tool: Any = {"type": "function", "name": "add", "parameters": SCHEMA}
+        body: dict[str, Any] = {"model": "m", "input": said, "tools": [tool]}
+        if not stream:
+            whole = await self.openai.responses.create(**body)
+        else:
+            async with self.openai.responses.stream(**body) as events:
+                whole = await events.get_final_response()
+        return [item.to_dict() for item in whole.output]
+
+    async def text(self, prompt: str, stream: bool = False) -> str:
+        """The text that follows."""
+        body: dict[str, Any] = {"model": "m", "prompt": prompt, "max_tokens": 99}
+        if not stream:
+            return (await self.openai.completions.create(**body)).choices[0].text
+        return "".join(
+            [chunk.choices[0].text async for chunk in await self.openai.completions.create(**body, stream=True)]
+        )
+
+
+@asynccontextmanager
+async def clients(server: ModelServer) -> AsyncIterator[Clients]:
+    key: Any = {"api_key": server.key, "max_retries": 0}
+    async with (
+        openai.DefaultAsyncHttpxClient() as http,
+        openai.AsyncOpenAI(base_url=f"{server.url}/v1", http_client=http, **key) as one,
+        anthropic.AsyncAnthropic(base_url=server.url, http_client=http, **key) as other,
+    ):
+        yield Clients(server, one, other)
+
+
+def never_the_same(server: ModelServer, seed: int = 0) -> None:
+    """Let the model say something else every time."""
+    chance = Random(seed)
+
+    def say(_: str) -> str:
+        number = chance.random()
+        return (call("add", f'{{"a": {number}}}') if number < 0.5 else f"It is {number}.") + END
+
+    server.say = say
+
+
+async def agent(ask: Clients, seed: int, restarts: bool = False) -> list[Any]:
+    """Some conversations at the same time, each of its own dialect, that depend on all that they are answered."""
+    plan = Random(seed)
+
+    async def converse(name: int, dialect: str, stream: bool, turns: int) -> Any:
+        said: list[Any] = [{"role": "user", "content": f"Question {name}"}]
+        for turn in range(turns):
+            await asyncio.sleep(Random().random() / 500)  # they arrive in any order
+            if restarts:
+                ask.server.forget_attempts()
+            if dialect == "text":
+                said = [
+                    {"role": "user", "content": said[0]["content"] + await ask.text(said[0]["content"], stream) + "!"}
+                ]
+            elif dialect == "chat":
+                choices = 1 + (turn == 0 and not stream)
+                answer = (await ask.chat(said, stream, n=choices))[-1]
+                results = [
+                    {"role": "tool", "tool_call_id": made["id"], "content": "5"}
+                    for made in answer.get("tool_calls") or ()
+                ]
+                said += [answer, *(results or [{"role": "user", "content": f"And {turn}?"}])]
+            elif dialect == "messages":
+                blocks = await ask.messages(said, stream)
+                used = [one["id"] for one in blocks if one["type"] == "tool_use"]
+                results = [{"type": "tool_result", "tool_use_id": id, "content": "5"} for id in used]
+                said += [
+                    {"role": "assistant", "content": blocks},
+                    {"role": "user", "content": results or f"And {turn}?"},
+                ]
+            else:
+                items = await ask.responses(said, stream)
+                called = [item["call_id"] for item in items if item["type"] == "function_call"]
+                results = [{"type": "function_call_output", "call_id": id, "output": "5"} for id in called]
+                said += [*items, *(results or [{"role": "user", "content": f"And {turn}?"}])]
+                said[0] = {"role": "user", "content": said[0]["content"]}
+        return said
+
+    dialects = plan.choices(["chat", "messages", "responses", "text"], k=1 if restarts else 3)
+    plans = [(name, dialect, plan.random() < 0.5, plan.randint(1, 4)) for name, dialect in enumerate(dialects)]
+    return await asyncio.gather(*(converse(*one) for one in plans))
+
+
+def sampled_part(made: Call) -> Any:
+    """What a replayed call has in common with the one that was sampled."""
+    return (made.id, made.completion_ids, made.logprobs, made.versions, made.response, made.finish, made.sampling)
+
+
+def by_id(episode: Episode) -> dict[str, Call]:
+    return {made.id: made for made in episode.calls}
+
+
+async def test_an_agent_that_replays_its_own_record_gives_the_same_and_branches_from_any_call(tmp_path: Path) -> None:
+    first_seed = new_seed()
+    async with model_server(tmp_path) as server:
+        for seed in range(first_seed, first_seed + examples(20)):
+            never_the_same(server, seed)
+            chance, restarts = Random(seed), seed % 3 == 0
+            await server.new_attempt(f"g{seed}")
+            async with clients(server) as ask:
+                said = await agent(ask, seed, restarts)
+            recorded, sampled = await server.episode(), len(server.engine.requests)
+            count = len(recorded.calls)
+            await server.branch(f"same{seed}", Origin(recorded.attempt.id, count))
+            async with clients(server) as ask:
+                assert await agent(ask, seed, restarts) == said
+            same = await server.episode()
+            assert len(server.engine.requests) == sampled and same.attempt.diverged is None
+            assert {id: sampled_part(made) for id, made in by_id(same).items()} == {
+                made.id: sampled_part(made) for made in recorded.calls
+            }
+            for made in same.calls:
+                assert made.origin == recorded.attempt.id
+                assert same.prompt_ids(made) == recorded.prompt_ids(by_id(recorded)[made.id])
+            k = chance.randint(1, count)
+            await server.branch(f"branch{seed}", Origin(same.attempt.id, k))
+            async with clients(server) as ask:
+                await agent(ask, seed, restarts)
+            branch = await server.episode()
+            replayed = {made.id for made in branch.calls if made.origin}
+            assert branch.attempt.diverged is None and {made.id for made in same.calls[:k]} <= replayed
+            firsts = {made.parent if made.choice else made.id for made in same.calls[:k]}
+            assert {made.parent if made.choice else made.id for made in branch.calls if made.origin} == firsts
+            assert {made.origin for made in branch.calls} <= {recorded.attempt.id, None}  # never one that replayed
+            assert not (by_id(branch).keys() - replayed) & by_id(same).keys()
+
+
+async def test_a_prompt_that_differs_is_named_and_the_attempt_goes_on_as_an_ordinary_one(
+    server: ModelServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    never_the_same(server)
+
+    async def dated(ask: Clients, date: str) -> None:
+        said: list[Any] = [{"role": "user", "content": "Hello"}]
+        said += [(await ask.chat(said))[0], {"role": "user", "content": f"You are an agent. Today is {date}. Begin."}]
+        said += [(await ask.chat(said))[0], {"role": "user", "content": "Go on"}]
+        await ask.chat(said)
+
+    async with clients(server) as ask:
+        await dated(ask, "2026-11-18")
+    recorded = await server.episode()
+    await server.branch("h", Origin(recorded.attempt.id, 3))
+    async with clients(server) as ask:
+        await dated(ask, "2026-11-19")
+    episode = await server.check(calls=3)
+    assert [made.origin for made in episode.calls] == [recorded.attempt.id, None, None]
+    assert episode.attempt.diverged is not None and episode.attempt.diverged.number == 2
+    why = 'message 3 (user) was "…. Today is 2026-11-18. Begin." and is "…. Today is 2026-11-19. Begin."'
+    assert episode.attempt.diverged.why == why
+    assert "leaves the record that it replays at call 2" in caplog.text
+
+
+async def test_other_tools_choices_and_alternatives_are_named(server: ModelServer) -> None:
+    never_the_same(server)
+    said: list[Any] = [{"role": "user", "content": "Hello"}]
+    async with clients(server) as ask:
+        await ask.chat(said)
+    origin = Origin(server.attempt, 1)
+    for number, (more, why) in enumerate(
+        (
+            ({"tools": []}, "it offers other tools"),
+            ({"n": 2}, "it asks for 2 answers, and the recorded call asked for 1"),
+            ({"logprobs": True, "top_logprobs": 2}, "it requests logprobs of other tokens"),
+            ({"messages": [*said, *said]}, 'message 2 (user) is new: "Hello"'),
+        )
+    ):
+        await server.branch(f"h{number}", origin)
+        async with clients(server) as ask:
+            await ask.chat(said, **more)
+        diverged = (await server.episode()).attempt.diverged
+        assert diverged is not None and diverged.number == 1 and diverged.why.startswith(why)
+
+
+async def test_a_retry_after_a_crash_loses_no_answer_and_starts_anew_if_it_ends_at_the_same_call_again(
+    server: ModelServer,
+) -> None:
+    never_the_same(server)
+    store = server.service.store
+
+    async def until(calls: int) -> Episode:
+        """Run the agent, crash before it has one more answer, and start the next attempt."""
+        async with clients(server) as ask:
+            said: list[Any] = []
+            for number in range(calls):
+                said += [{"role": "user", "content": f"Question {number}"}]
+                said += await ask.chat(said)
+        episode = await server.episode()
+        await store.finish(server.run, server.attempt, LOST)
+        await server.next_attempt()
+        return episode
+
+    first = await until(3)
+    shorter = await until(2)  # it dies while it replays
+    longer = await until(5)
+    again = await until(5)
+    anew = await until(5)
+    attempts = [first.attempt.id, longer.attempt.id]
+    assert [episode.attempt.origin for episode in (first, shorter, longer, again, anew)] == [
+        None,
+        Origin(attempts[0], 3),
+        Origin(attempts[0], 3),
+        Origin(attempts[1], 5),
+        None,
+    ]
+    assert [made.origin for made in longer.calls] == [attempts[0]] * 3 + [None] * 2
+    assert [made.origin for made in again.calls] == [attempts[0]] * 3 + [attempts[1]] * 2
+    assert [made.id for made in again.calls] == [made.id for made in longer.calls]
+    assert {again.exclusion_reason(made) for made in again.calls} == {None}  # they are its own
+    assert not by_id(anew).keys() & by_id(again).keys()
+
+
+async def test_a_call_that_failed_is_sampled_and_does_not_leave_the_record(server: ModelServer) -> None:
+    never_the_same(server)
+    store, say = server.service.store, server.say
+    said: list[Any] = [{"role": "user", "content": "Hello"}]
+    async with clients(server) as ask:
+        said += [(await ask.chat(said))[0], {"role": "user", "content": "Go on"}]
+        server.engine.script = lambda _: [-1]
+        with pytest.raises(openai.InternalServerError):
+            await ask.chat(said)
+    server.engine.script, server.say = server._script, say
+    await store.finish(server.run, server.attempt, FinishRequest(Outcome(Ending.ENGINE_ERROR), retry=Retry.FREE))
+    await server.next_attempt()
+    async with clients(server) as ask:
+        assert await ask.chat(said[:1]) == said[1:2]
+        await ask.chat(said)
+    episode = await server.check(calls=2)
+    assert episode.attempt.diverged is None
+    assert [(made.origin is None, made.status) for made in episode.calls] == [
+        (False, CallStatus.OK),
+        (True, CallStatus.OK),
+    ]
+
+
+async def test_replayed_calls_count_as_calls_and_only_own_tokens_as_tokens(tmp_path: Path) -> None:
+    async with model_server(tmp_path) as server:
+        server.say = lambda _: "one two three four five" + END
+        tokens = len(server.tokenizer.encode("one two three four five" + END))
+        await server.new_attempt(max_calls=3, max_tokens=2 * tokens)
+
+        async def calls() -> int:
+            async with clients(server) as ask:
+                for number in range(4):
+                    try:
+                        await ask.chat([{"role": "user", "content": f"Question {number}"}])
+                    except openai.APIStatusError:
+                        return number
+            return 4
+
+        assert await calls() == 2  # the tokens
+        first = server.attempt
+        await server.branch("h", Origin(first, 1))
+        assert await calls() == 3  # the calls
+        await server.branch("i", Origin(first, 1))
+        async with clients(server) as ask:
+            for number in range(2):
+                await ask.chat([{"role": "user", "content": f"Question {number}"}])
+        await server.service.store.finish(server.run, server.attempt, LOST)
+        await server.next_attempt()
+        assert await calls() == 3 and (await server.episode()).calls[1].origin is not None
+
+
+async def test_calls_to_an_upstream_and_fixed_answers_are_replayed_by_their_request(tmp_path: Path) -> None:
+    async with model_server(tmp_path / "far") as far, model_server(tmp_path / "near") as near:
+        never_the_same(far)
+        await far.new_attempt()
+        await near.new_attempt(routes={"gpt": "upstream", "title": FixedAnswer("A title"), "m": "spark"})
+        assert near.service.gateway is not None
+        near.service.gateway.upstream = UpstreamClient(f"{far.url}/v1", far.key)
+        said: list[Any] = [{"role": "user", "content": "Well?"}]
+
+        async def judged(stream: bool) -> list[Any]:
+            async with clients(near) as ask:
+                judge = await ask.chat(said, stream, model="gpt", temperature=0.5)
+                return [
+                    *judge,
+                    *await ask.chat(said, model="title"),
+                    *await ask.chat([*said, *judge, *said], model="gpt"),
+                ]
+
+        answers = await judged(stream=False)
+        origin, asked = near.attempt, len(far.engine.requests)
+        await near.branch("h", Origin(origin, 3))
+
+        def meaning(answer: dict[str, Any]) -> Any:
+            made = [
+                (one["id"], one["function"]["name"], one["function"]["arguments"])
+                for one in answer.get("tool_calls") or ()
+            ]
+            return answer.get("content") or "", made
+
+        assert list(map(meaning, await judged(stream=True))) == list(map(meaning, answers))
+        episode = await near.check(calls=3)
+        assert len(far.engine.requests) == asked and [made.origin for made in episode.calls] == [origin] * 3
+        await near.branch("i", Origin(origin, 3))
+        async with clients(near) as ask:
+            await ask.chat(said, model="gpt", temperature=0.7)
+        diverged = (await near.episode()).attempt.diverged
+        assert diverged is not None and "with other parameters" in diverged.why
+
+
+async def test_a_replayed_call_needs_no_engine(server: ModelServer) -> None:
+    never_the_same(server)
+    said: list[Any] = [{"role": "user", "content": "Hello"}]
+    async with clients(server) as ask:
+        answer = await ask.chat(said)
+    await server.branch("h", Origin(server.attempt, 1))
+    assert server.service.gateway is not None
+    server.service.gateway.models["spark"].hold()  # the weights change
+    async with clients(server) as ask, asyncio.timeout(60):
+        assert await ask.chat(said) == answer
