@@ -54,7 +54,7 @@ def test_both_have_every_file_of_the_package_and_the_licence(dist: Path, wheel: 
         f"leyden/demo/{name}" for name in ("agent.py", "calc.toml", "tasks.jsonl", "held_out.jsonl", "unseen.jsonl")
     }
     with ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        names = {name for name in archive.namelist() if not name.startswith(f"leyden-{__version__}.dist-info/")}
         licence = archive.read(f"leyden-{__version__}.dist-info/licenses/LICENSE")
     assert names == package | demo
     assert licence == (ROOT / "LICENSE").read_bytes()
