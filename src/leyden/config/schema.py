@@ -487,10 +487,13 @@ class Config(_Section, frozen=True):
     agent: str
     """`module:name` or `file.py:name` (a function or a class), a command, or the URL of an HTTP endpoint."""
     tasks: str
-    """A file with one JSON object per line, an array of them (`.json`), or CSV with a header (`.csv`)."""
+    """A file with one JSON object per line, an array of them (`.json`), CSV with a header (`.csv`) or Parquet; the
+    folder of a data set of Hugging Face, or a pattern of its files."""
     reward: str | None = None
     """A function with any of the parameters `task`, `result`, `episode` and `group`, written as for `agent`; None: the
     number that the agent returns."""
+    columns: dict[str, str] = {}
+    """New names of columns of the task files, each with the name that it has there."""
     drop_duplicates: bool = False
     """Whether a task that a file has twice is dropped; otherwise it is an error."""
     held_out: str | Whole | Share = 0.1

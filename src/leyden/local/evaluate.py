@@ -42,10 +42,7 @@ async def evaluate_model(config: Config, model: str | None = None, tasks: str | 
     The name or the folder of a run stands for its best checkpoint.
     """
     started = time.monotonic()
-    if tasks is not None:
-        chosen = read_task_file(Path(config.base) / tasks, drop_duplicates=config.drop_duplicates)
-    else:
-        chosen = read_tasks(config).held_out
+    chosen = read_task_file(config, tasks) if tasks is not None else read_tasks(config).held_out
     if not chosen:
         raise ConfigError("`held_out` leaves no tasks to measure on: raise it, or name a file with --tasks")
     if model is not None:

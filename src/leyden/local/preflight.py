@@ -27,7 +27,7 @@ def check_inputs(
     if config.policies:
         raise ConfigError("`policies`: one policy can be trained so far: name it by `policy`")
     if evaluated is not None:
-        found = read_task_file(Path(config.base) / evaluated, drop_duplicates=config.drop_duplicates)
+        found = read_task_file(config, evaluated)
         counted = f"{len(found)} to evaluate"
     else:
         tasks = read_tasks(config)

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from leyden.config import Config
 from leyden.user_code.loading import AgentKind, kind_of
+from leyden.user_code.task_files import task_files
 
 
 class Fingerprint(Struct, frozen=True):
@@ -31,7 +32,8 @@ def fingerprint(config: Config) -> Fingerprint:
     """
     base = Path(config.base)
     code = (file for reference in (config.agent, config.reward) if reference for file in _code_files(reference, base))
-    tasks = (base / named for named in (config.tasks, config.held_out, config.test) if isinstance(named, str))
+    named = (base / named for named in (config.tasks, config.held_out, config.test) if isinstance(named, str))
+    tasks = (file for path in named for file in task_files(path))
     return Fingerprint(_digests(code, base), _digests(tasks, base))
 
 

@@ -5,15 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from leyden.config import ConfigError, read_config
+from leyden.config import Config, ConfigError, read_config
 from leyden.orchestrator.rollouts.evaluation import rollouts_per_task
 from leyden.orchestrator.rollouts.tasks import Tasks, read_task_file, read_tasks, tasks_as_jsonl
 
 
 def tasks_of(folder: Path, rows: list[dict[str, object]], **settings: object) -> Tasks:
     (folder / "tasks.jsonl").write_text(tasks_as_jsonl(rows))
+    return read_tasks(config(folder, **settings))
+
+
+def config(folder: Path, **settings: object) -> Config:
     base = {"run": "r", "agent": "a:b", "tasks": "tasks.jsonl", "base": str(folder)}
-    return read_tasks(read_config({**base, **settings}))
+    return read_config({**base, **settings})
 
 
 ROWS: list[dict[str, object]] = [{"question": f"{n} + 1", "answer": n + 1} for n in range(20)]
@@ -92,13 +96,13 @@ def test_a_third_split_is_neither_trained_on_nor_held_out(tmp_path: Path) -> Non
 def test_a_bad_line_is_named(text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        read_task_file(tmp_path / "tasks.jsonl")
+        read_task_file(config(tmp_path), "tasks.jsonl")
     assert says in str(caught.value)
 
 
 def test_an_id_may_be_a_number(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"id": 7, "q": 1}))
-    (task,) = read_task_file(tmp_path / "tasks.jsonl")
+    (task,) = read_task_file(config(tmp_path), "tasks.jsonl")
     assert task.id == "7"
 
 

@@ -47,13 +47,13 @@ def _order(seed: int, epoch: int, tasks: int) -> list[int]:
 
 def read_tasks(config: Config) -> Tasks:
     """Read the tasks that a configuration names; a `ConfigError` is one line that says what is wrong."""
-    every = read_task_file(Path(config.base) / config.tasks, drop_duplicates=config.drop_duplicates)
+    every = read_task_file(config, config.tasks)
     _check_normalize_by(config.algorithm.normalize_by, every)
     order = sorted(every, key=lambda task: blake2b(f"{config.seed}/{task.id}".encode()).digest())
     split: dict[str, tuple[Task, ...]] = {}
     for name, chosen in (("held_out", config.held_out), ("test", config.test)):
         if isinstance(chosen, str):
-            split[name] = read_task_file(Path(config.base) / chosen, name, config.drop_duplicates)
+            split[name] = read_task_file(config, chosen, name)
             continue
         number = chosen if isinstance(chosen, int) else round(chosen * len(every))
         if number >= len(order):
@@ -88,12 +88,13 @@ def _content(task_input: dict[str, Any]) -> str:
     return json.dumps({k: v for k, v in task_input.items() if k != "id"}, sort_keys=True, ensure_ascii=False)
 
 
-def read_task_file(path: Path, key: str = "tasks", drop_duplicates: bool = False) -> tuple[Task, ...]:
+def read_task_file(config: Config, file: str, key: str = "tasks") -> tuple[Task, ...]:
     """Read a file of tasks (`task_rows.py` says which). A task without an `id` gets one from its content.
 
     `key` is the configuration key that names the file, for errors.
     """
-    rows = read_rows(path, key)
+    path = Path(config.base) / file
+    rows = read_rows(path, key, config.columns)
     if not rows:
         raise ConfigError(f"`{key}`: {path} has no tasks: write one JSON object a line")
     seen: dict[str, int] = {}
@@ -105,7 +106,7 @@ def read_task_file(path: Path, key: str = "tasks", drop_duplicates: bool = False
             continue
         seen[task.id] = number
         tasks.append(task)
-    if repeated and not drop_duplicates:
+    if repeated and not config.drop_duplicates:
         more = ", ..." if len(repeated) > _NAMED else ""
         raise ConfigError(
             f"{path}: {len(repeated)} of {len(rows)} tasks are there already, by their `id` or content, in line "
