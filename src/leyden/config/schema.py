@@ -321,6 +321,9 @@ class EngineConfig(_Section, frozen=True):
     devices: tuple[Whole, ...] = ()
     """The numbers of the CUDA devices of the replicas, `tensor_parallel` for each in turn; replicas may share one. If
     unset: the devices after the trainer's; a single replica on one device has the trainer's."""
+    transfer: Literal["auto", "nccl"] = "auto"
+    """How new weights reach vLLM: `auto` is CUDA IPC on the trainer's device and files on others; `nccl` is for other
+    devices, and needs vLLM in the environment of the trainer."""
     slots: AtLeastOne | None = None
     """Requests that each replica computes at once; if unset: 64 on a CPU, 256 on a GPU, 1024 with vLLM."""
     memory: Annotated[float, Meta(gt=0, lt=1)] | None = None

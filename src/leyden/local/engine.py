@@ -3,6 +3,7 @@
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from leyden.engine.torch.engine import TorchEngine
 from leyden.engine.torch.process import TorchProcess
 from leyden.engine.torch.wire import EngineProcessOptions
 from leyden.engine.vllm.backend import Adapter, VllmBackend, Weights
-from leyden.engine.vllm.launch import VllmOptions, adapter_arguments, find_vllm
+from leyden.engine.vllm.launch import Transfer, VllmOptions, adapter_arguments, find_vllm
 from leyden.engine.weight_files import WeightFiles
 from leyden.learner.loading import model_device
 from leyden.learner.policy import Policy
@@ -203,12 +204,21 @@ def _vllm_backend(shared: _Shared, number: int) -> VllmBackend:
     lora = config.training.lora
     if adapter is not None and width > 1:
         raise ConfigError("`engine.tensor_parallel` cannot be combined with `training.lora`: set `engine.replicas`")
+    transfer: Transfer = "ipc" if plan is not None and devices == (TRAINER_DEVICE,) else "files"
+    if config.engine.transfer == "nccl":
+        beside = TRAINER_DEVICE in devices or not devices
+        if beside or config.training.devices > 1 or find_spec("vllm") is None:
+            raise ConfigError(
+                "`engine.transfer`: NCCL is for engines on other CUDA devices than the only one that trains, and needs "
+                "vLLM in the trainer's environment: leave it out, or name the devices in `engine.devices`"
+            )
+        transfer = "nccl"
     text = shared.model.config.get_text_config()
     return VllmBackend(
         VllmOptions(
             model=shared.source.folder,
             python=_vllm_python(config),
-            transfer="ipc" if plan is not None and devices == (TRAINER_DEVICE,) else "files",
+            transfer=transfer,
             dtype=_precision(shared.model),
             arguments=(
                 *memory,

@@ -19,8 +19,9 @@ from msgspec.structs import replace
 from leyden.engine.protocol import EngineError, LoraWeights, ModelWeights, Publication, VllmAddress
 from leyden.engine.remote import wait_end
 from leyden.engine.vllm.launch import VllmOptions, write_tokenizer
+from leyden.engine.vllm.nccl import NcclTransfer
 from leyden.engine.vllm.process import RunningVllm, VllmProcess
-from leyden.engine.vllm.publisher import AdapterTransfer, FileTransfer, IpcTransfer, VllmPublisher
+from leyden.engine.vllm.publisher import AdapterTransfer, FileTransfer, IpcTransfer, Transfer, VllmPublisher
 from leyden.engine.weight_files import NamedTensors, WeightFiles
 
 Weights = Callable[[], NamedTensors]
@@ -193,5 +194,7 @@ class VllmBackend:
         await self._deliver()
 
     def _new_publisher(self) -> VllmPublisher:
-        transfer = IpcTransfer() if self._options.transfer == "ipc" else FileTransfer(self._files)
+        transfer: Transfer = FileTransfer(self._files)
+        if self._options.transfer != "files":
+            transfer = IpcTransfer() if self._options.transfer == "ipc" else NcclTransfer()
         return VllmPublisher(self._server.location, transfer, AdapterTransfer(self._folder))

@@ -134,11 +134,20 @@ class HttpStream:
         return None
 
 
+async def read(session: aiohttp.ClientSession, path: str) -> Any:
+    """Read a control route. Raises `EngineError` if it fails."""
+    return await _request(session, "GET", path, None, {})
+
+
 async def call(session: aiohttp.ClientSession, path: str, body: Any = None, **query: str) -> Any:
     """Call a control route and return its JSON, if it sends any. Raises `EngineError` if it fails."""
+    return await _request(session, "POST", path, body, query)
+
+
+async def _request(session: aiohttp.ClientSession, method: str, path: str, body: Any, query: dict[str, str]) -> Any:
     data = None if body is None else msgspec.json.encode(body)
     try:
-        async with session.post(path, data=data, headers=_JSON, params=query) as response:
+        async with session.request(method, path, data=data, headers=_JSON, params=query) as response:
             answer = await response.read()
     except (aiohttp.ClientError, OSError) as error:
         raise _lost(error) from error

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from leyden.engine.vllm.extension import leyden_weights
 
-Transfer = Literal["ipc", "files"]
+Transfer = Literal["ipc", "files", "nccl"]
 MAX_LOGPROBS = 32
 _TIMEOUT_S = 60.0
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -65,7 +65,7 @@ class VllmOptions(Struct, frozen=True):
     python: str = sys.executable
     """The interpreter that has vLLM; it need not have Leyden."""
     transfer: Transfer = "files"
-    """How weights arrive: `ipc` is CUDA IPC on the same GPU, `files` works everywhere."""
+    """How weights arrive: `ipc` is CUDA IPC on the same GPU, `nccl` is for other GPUs, `files` works everywhere."""
     dtype: str = "auto"
     tokenizer: Path | None = None
     """A folder with the tokenizer that grammars follow; None: the model's."""
@@ -89,8 +89,10 @@ def command(options: VllmOptions, installation: VllmInstallation, socket: Path) 
     line += ["--worker-extension-cls", f"{leyden_weights.__name__.rpartition('.')[2]}.WorkerExtension"]
     if installation.scale_out_flag:
         line.append("--enable-scale-out")
+    if options.transfer != "files":
+        line += ["--weight-transfer-config", json.dumps({"backend": options.transfer})]
     if options.transfer == "ipc":
-        line += ["--weight-transfer-config", '{"backend": "ipc"}', "--enable-sleep-mode"]
+        line.append("--enable-sleep-mode")
     return [*line, *options.arguments]
 
 
