@@ -65,9 +65,8 @@ class PolicyForward(nn.Module):
         return self._model.base_model
 
     @torch.no_grad()
-    def find_head(self) -> None:
-        """Find the model's function from hidden states to logits, which may scale or bound them. Call it first."""
-        ids = torch.arange(4, device=self._model.device)[None]
+    def find_head(self, ids: Tensor) -> None:
+        """Find the model's function from hidden states to logits, which may scale or bound them, by some tokens."""
         output = self._trunk(input_ids=ids, use_cache=False)
         head = _head_of(self._model, type(output))
         ours = head(output.last_hidden_state[0])

@@ -105,7 +105,7 @@ class Policy:
         for forward in {self._forward: None, self._reference: None}:
             if forward is not None:
                 peers.shard(forward)
-                forward.find_head()
+                forward.find_head(torch.arange(4, device=model.device)[None])
         if self.critic is not None:
             peers.shard(self.critic)
         self.masters = MasterWeights({name: each for name, each in self.model.named_parameters() if each.requires_grad})
