@@ -10,10 +10,12 @@ trainer, server, worker and host are killed in turn. Its engine is in the traine
     python benchmarks/chaos.py                  60 faults, then 12 kills in a training
     python benchmarks/chaos.py --faults 1000 --training 40
     python benchmarks/chaos.py --faults 0 --training 10 --vllm .venv-vllm/bin/python
+    python benchmarks/chaos.py --faults 0 --no-replay       how much is sampled again without the record
 
 The last line is one JSON object: `kills` counts all faults, `lost` what was acknowledged and is not there, `twice` what
 counted more than once, `left_behind` the processes that are left at the end; `ratio` is 1 if there are none of these
-three.
+three. `resampled` counts the answers of the training that were recorded before a kill and are not in the attempt that
+its rollout ended with, out of all `sampled` ones.
 """
 
 import argparse
@@ -24,13 +26,14 @@ import os
 import random
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -69,6 +72,8 @@ class Accounts(msgspec.Struct):
     lost: int = 0
     twice: int = 0
     left_behind: int = 0
+    sampled: int = 0
+    resampled: int = 0
 
 
 class Proxy:
@@ -379,10 +384,11 @@ client = OpenAI()
 
 
 def solve(task):
-    time.sleep(0.5)
-    said = client.chat.completions.create(
-        model="spark", messages=[{"role": "user", "content": task["question"]}], max_tokens=8
-    )
+    messages = [{"role": "user", "content": task["question"]}]
+    for _ in range(6):
+        time.sleep(0.2)
+        said = client.chat.completions.create(model="spark", messages=messages, max_tokens=8)
+        messages += [said.choices[0].message, {"role": "user", "content": "And then?"}]
     return said.choices[0].message.content
 
 
@@ -395,14 +401,26 @@ agent = "agent.py:solve"
 reward = "agent.py:reward"
 tasks = "tasks.jsonl"
 held_out = 0
-rollout = {lease_s = 2, max_attempts = 100}
+rollout = {lease_s = 2, max_attempts = 100, replay = %s}
 training = {steps = %d, tasks_per_step = 2, group_size = 3, learning_rate = 1e-4}
 checkpoints = {every = 2}
 engine = %s
 """
 
 
-def kill_in_training(folder: Path, kills: int, rng: random.Random, accounts: Accounts, vllm: str | None = None) -> None:
+RESAMPLED = """
+SELECT count(*), coalesce(sum(NOT EXISTS (
+    SELECT 1 FROM attempts last JOIN calls kept ON kept.attempt_id = last.id
+    WHERE last.rollout_id = rollouts.id AND last.number = rollouts.attempts AND kept.id = calls.id
+)), 0)
+FROM calls JOIN attempts ON attempts.id = calls.attempt_id JOIN rollouts ON rollouts.id = attempts.rollout_id
+WHERE calls.status = 'ok' AND calls.origin IS NULL AND rollouts.state = 'finished'
+"""
+
+
+def kill_in_training(
+    folder: Path, kills: int, rng: random.Random, accounts: Accounts, vllm: str | None = None, replay: bool = True
+) -> None:
     """Kill the processes of a training in turn until it is done, and account for its rollouts.
 
     With `vllm`, an interpreter that has vLLM, the engine is a vLLM and is killed too.
@@ -412,7 +430,7 @@ def kill_in_training(folder: Path, kills: int, rng: random.Random, accounts: Acc
     if vllm is not None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     (folder / "agent.py").write_text(AGENT)
-    (folder / "chaos.toml").write_text(CONFIG % (steps, TORCH if vllm is None else VLLM % vllm))
+    (folder / "chaos.toml").write_text(CONFIG % (str(replay).lower(), steps, TORCH if vllm is None else VLLM % vllm))
     questions = [json.dumps({"question": f"What is {n} plus {n}?"}) for n in range(8)]
     (folder / "tasks.jsonl").write_text("\n".join(questions))
     process = _train(folder)
@@ -436,6 +454,8 @@ def kill_in_training(folder: Path, kills: int, rng: random.Random, accounts: Acc
     accounts.lost += steps - len({line["step"] for line in lines})
     accounts.twice += len(lines) - len({line["step"] for line in lines})
     accounts.lost += sum(int(6 - line.get("rollouts/succeeded", 0)) for line in lines)
+    with closing(sqlite3.connect(folder / "runs/chaos/leyden.db")) as database:
+        accounts.sampled, accounts.resampled = database.execute(RESAMPLED).fetchone()
 
 
 def _train(folder: Path) -> "subprocess.Popen[bytes]":
@@ -490,6 +510,7 @@ def run(
     seed: int,
     launcher: Path = LAUNCHER,
     vllm: str | None = None,
+    replay: bool = True,
 ) -> Accounts:
     """Run both parts in a folder."""
     print(f"seed {seed}", file=sys.stderr)
@@ -501,7 +522,7 @@ def run(
             asyncio.run(strike_under_load(folder / "load", faults, rng, accounts, launcher))
         if training:
             (folder / "training").mkdir()
-            kill_in_training(folder / "training", training, rng, accounts, vllm)
+            kill_in_training(folder / "training", training, rng, accounts, vllm, replay)
         accounts.left_behind = count_left_behind(mark)
     finally:
         del os.environ[MARK]
@@ -520,11 +541,14 @@ def main() -> None:
         type=os.path.abspath,
         help="train with the vLLM of this interpreter, and kill it too",
     )
+    parser.add_argument("--no-replay", action="store_true", help="sample again what was recorded before a kill")
     add_out(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         faults = list(itertools.islice(itertools.cycle(FAULTS), options.faults))
-        accounts = run(Path(folder), faults, options.training, options.seed, vllm=options.vllm)
+        accounts = run(
+            Path(folder), faults, options.training, options.seed, vllm=options.vllm, replay=not options.no_replay
+        )
     wrong = accounts.lost + accounts.twice + accounts.left_behind
     ratio = round(1 - min(wrong, accounts.kills) / max(accounts.kills, 1), 4)
     result = {"ratio": ratio, **msgspec.structs.asdict(accounts), "seed": options.seed}

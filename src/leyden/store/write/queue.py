@@ -178,9 +178,9 @@ def _find_origin(tx: Transaction, row: Any, settings: RunSettings) -> Origin | N
     one replays the same, else both ended at the same call, and the rollout starts anew.
     """
     given = origin_from_row(row)
-    last = _PROGRESS.first(tx, attempt=f"{row.id}.{row.attempts}") if settings.replay else None
-    if last is None:
+    if not (row.attempts and settings.replay):
         return given
+    last = _PROGRESS.first(tx, attempt=f"{row.id}.{row.attempts}")
     if last.sampled:
         return Origin(last.id, last.made)
     before = origin_from_row(last)
