@@ -96,3 +96,9 @@ def test_what_cannot_be_is_refused_with_what_to_change(keys: dict[str, Any], mes
     with pytest.raises(ConfigError) as error:
         read(**keys)
     assert message in str(error.value)
+
+
+def test_several_policies_are_trained_on_one_device_only() -> None:
+    read(training={"devices": 2}, policies={"a": {"roles": "a"}, "b": {"trained": False}})
+    with pytest.raises(ConfigError, match=r"`training.devices` is 2, and `policies` trains 2.*: train one of them"):
+        read(training={"devices": 2}, policies={"a": {"roles": "a"}, "b": {}})

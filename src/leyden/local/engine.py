@@ -88,7 +88,8 @@ async def running_engine(
             start = _torch_process if kind == "torch" else _vllm_backend
             parts: list[ReplicaPart] = [start(shared, number) for number in range(len(places))]
             weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
-            backend = parts[0] if len(parts) == 1 else ReplicaBackend(parts, weight_bytes)
+            alone = kind == "vllm" and len(parts) == 1
+            backend = parts[0] if alone else ReplicaBackend(parts, weight_bytes)
             async with _running(backend, plan if kind == "vllm" else None, device):
                 yield backend
     except EngineError as error:
