@@ -52,6 +52,7 @@ from leyden.learner.objective import objective_of
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import TrainerState, UpdateMetrics
 from leyden.learner.snapshot import Snapshot
+from leyden.local.policies import LocalPolicy
 from leyden.local.stack import LocalStack, local_stack
 from leyden.models.source import find_model
 from leyden.orchestrator.algorithm.resolve import algorithm_of
@@ -167,14 +168,14 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
     policy = TimedPolicy(model, config.training)
     checkpoints = TimedCheckpoints(folder, config.policy, source, config.checkpoints)
     trained = TrainedPolicy(policy, objective_of(config), checkpoints)
-    async with local_stack(config, folder, model, source, 0, config.run) as stack:
-        ignore_stop_tokens(stack.engine)
-        clock = Clock(stack.engine, plan["tasks"] * plan["group"], plan["tokens"])
+    async with local_stack(config, folder, [LocalPolicy(config, source, model)], config.run) as stack:
+        ignore_stop_tokens(stack.engines[config.policy])
+        clock = Clock(stack.engines[config.policy], plan["tasks"] * plan["group"], plan["tokens"])
         policy.clock = checkpoints.clock = clock
         metrics = MetricsLog(folder / "metrics.jsonl", config.policy, 0, stack.remote, config.run, ())
         with LocalLearner({config.policy: trained}) as learner:
             name, states = config.policy, {config.policy: TrainerState()}
-            parts = RunParts(stack.remote, {name: stack.engine}, learner, (metrics, clock))
+            parts = RunParts(stack.remote, stack.engines, learner, (metrics, clock))
             pipeline = build_pipeline(config, {name: algorithm_of(config)}, tasks, parts, states, folder)
             await stack.run(Trainer(config, pipeline, states).run(asyncio.Event()))
         await metrics.close()

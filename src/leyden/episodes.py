@@ -112,19 +112,22 @@ class Episode(Struct, frozen=True, dict=True):
     def transitions(self) -> tuple[Transition, ...]:
         """The episode as (input, output, reward), one for each call. Which of them are trained on is not decided here.
 
-        A reward on a span goes to the last call within it. One that belongs to no known call goes to the last call.
+        A reward that belongs to no known call goes to the last call.
         """
         rewards = dict.fromkeys(self._by_id, 0.0)
         for reward in self.effective_rewards:
             if reward.kind is not RewardKind.FINAL and self.calls:
-                rewards[reward.call or self._last_within(reward.span)] += reward.weight * reward.value
+                rewards[self.owner(reward) or self.calls[-1].id] += reward.weight * reward.value
         return tuple(
             Transition(call, self._prompts[call.id], call.completion_ids, rewards[call.id]) for call in self.calls
         )
 
-    def _last_within(self, span: str | None) -> str:
-        within = [call for call in self.calls if any(outer.span_id == span for outer in self._enclosing_spans(call))]
-        return (within or self.calls)[-1].id
+    def owner(self, reward: Reward) -> str | None:
+        """Return the call that a reward belongs to: its own, or the last one within its span; None: there is none."""
+        if reward.call is not None or reward.span is None:
+            return reward.call
+        within = [call for call in self.calls if any(one.span_id == reward.span for one in self._enclosing_spans(call))]
+        return within[-1].id if within else None
 
     def _enclosing_spans(self, call: Call) -> Iterator[Span]:
         """Yield the spans that enclose a call, the innermost first."""

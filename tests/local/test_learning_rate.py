@@ -7,8 +7,8 @@ import pytest
 
 from leyden.cli.train import absolute
 from leyden.config import AdapterConfig, Config, ConfigError
-from leyden.local.train import with_learning_rate
-from leyden.models.source import ModelSource, find_model
+from leyden.local.learning_rate import with_learning_rates
+from leyden.models.source import find_model
 from leyden.runs.run_folder import RunFolder
 
 SPARK = find_model("spark", ".")
@@ -23,10 +23,10 @@ def config(tmp_path: Path) -> Config:
     )
 
 
-def train(config: Config, source: ModelSource = SPARK, steps: str = '{"step": 1}\n') -> tuple[float | None, str]:
+def train(config: Config, steps: str = '{"step": 1}\n') -> tuple[float | None, str]:
     """Start a run and train a step; return its learning rate and what was said about it."""
     folder = RunFolder.of(config)
-    chosen, said = with_learning_rate(config, folder, source)
+    chosen, (said,) = with_learning_rates(config, folder)
     with folder.acquire(chosen):
         folder.metrics_file.write_text(steps)
     return chosen.training.learning_rate, said
@@ -40,7 +40,7 @@ def test_the_default_is_written_into_the_folder_and_kept(config: Config, monkeyp
     rate, said = train(config)
     assert rate == 8e-4 and "0.0008, the default for 2 million parameters" in said
     assert "learning_rate = 0.0008" in RunFolder.of(config).config_file.read_text()
-    monkeypatch.setattr("leyden.local.train.default_learning_rate", lambda *_: 1.0)  # of a later Leyden
+    monkeypatch.setattr("leyden.local.learning_rate.default_learning_rate", lambda *_: 1.0)  # of a later Leyden
     RunFolder.of(config).check(config)  # what the command does first
     assert train(config) == (8e-4, "learning rate 0.0008, with which the run began")
     with pytest.raises(ConfigError, match=r"`training\.learning_rate` is not what run"):

@@ -72,7 +72,7 @@ def test_a_run_of_another_policy_trains_resumes_and_is_used(tmp_path: Path) -> N
             model="small", messages=[{"role": "user", "content": "What is 2 plus 3?"}], max_tokens=4
         )
         assert answer.usage is not None and answer.usage.completion_tokens > 0
-    assert find_served("small", tmp_path / "runs", "last").source.folder == folder / "step-2"
+    assert find_served("small", tmp_path / "runs", "last")[0].source.folder == folder / "step-2"
 
 
 @pytest.mark.parametrize("name", ["upstream", "fixed", "a/b", "..", "", "step 1"])

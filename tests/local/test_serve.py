@@ -41,14 +41,14 @@ def make_run(home: Path, best_step: int) -> Path:
 def test_the_best_checkpoint_of_a_run_is_found_by_its_folder_or_its_name(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs", best_step=2)
     for model in (str(run), "mine"):
-        found = find_served(model, tmp_path / "runs")
+        (found,) = find_served(model, tmp_path / "runs")
         assert (found.name, found.source.folder, found.config.engine.slots) == ("mine", run / "step-2", 3)
-    assert find_served("mine", tmp_path / "runs", "last").source.folder == run / "step-4"
-    assert find_served(str(run / "step-4"), tmp_path).name == "step-4"
+    assert find_served("mine", tmp_path / "runs", "last")[0].source.folder == run / "step-4"
+    assert find_served(str(run / "step-4"), tmp_path)[0].name == "step-4"
     with pytest.raises(ConfigError, match="best, last, or the number of a step"):
         find_served("mine", tmp_path / "runs", "newest")
     run.rename(tmp_path / "runs" / "spark")
-    assert find_served("spark", tmp_path / "runs").source.folder == Path(str(BUNDLED["spark"]))
+    assert find_served("spark", tmp_path / "runs")[0].source.folder == Path(str(BUNDLED["spark"]))
 
 
 def test_nothing_that_a_served_folder_names_is_run_or_called(tmp_path: Path) -> None:
@@ -58,10 +58,10 @@ def test_nothing_that_a_served_folder_names_is_run_or_called(tmp_path: Path) -> 
     )
     hostile = Config(run="mine", agent="evil", tasks="t", model="/evil", base="/evil", engine=engine)
     (run / "config.toml").write_text(to_toml(hostile))
-    found = find_served(str(run), tmp_path)
+    (found,) = find_served(str(run), tmp_path)
     assert found.config == Config(run="serve", agent="", tasks="", engine=EngineConfig(kind="vllm", slots=3))
     assert (found.name, found.source.folder) == ("mine", run / "step-2")
-    mine = find_served(str(run), tmp_path, vllm_python="/my/python")
+    (mine,) = find_served(str(run), tmp_path, vllm_python="/my/python")
     assert mine.config.engine.vllm_python == "/my/python"
 
 

@@ -21,7 +21,7 @@ from leyden.local.server_process import LocalServer
 from leyden.local.stack import trainer_remote
 from leyden.models.source import BUNDLED, find_model
 from leyden.records import DEFAULT_POLICY, RunSettings, Task, Version
-from leyden.server.options import ServeOptions, ServerProcessOptions
+from leyden.server.options import ServedPolicy, ServeOptions, ServerProcessOptions
 from leyden.store.store import Store
 
 
@@ -35,7 +35,8 @@ def engine(tmp_path: Path) -> Iterator[TorchEngine]:
 @pytest.fixture
 def options(engine: TorchEngine, tmp_path: Path) -> ServerProcessOptions:
     model = str(BUNDLED["spark"])
-    return ServerProcessOptions(ServeOptions(tmp_path), DEFAULT_POLICY, model, "spark", engine.address)
+    policy = ServedPolicy(DEFAULT_POLICY, model, "spark", engine.address)
+    return ServerProcessOptions(ServeOptions(tmp_path), (policy,))
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ async def server(
     await store.create_run(RunSpec("r", RunSettings()))
     await store.enqueue("r", GroupSpec("g", Task("t", {})))
     await store.close()
-    async with LocalServer(replace(options, park="r"), engine, tmp_path / "server.log") as running:
+    async with LocalServer(replace(options, park="r"), {DEFAULT_POLICY: engine}, tmp_path / "server.log") as running:
         yield running
 
 
@@ -63,7 +64,7 @@ async def test_a_request_waits_for_a_server_that_is_started_again_until_there_is
         assert await remote.lease(LeaseRequest("w")) == []  # until the training requests the group
         await remote.enqueue("r", GroupSpec("g", Task("t", {})))
         (lease,) = await remote.lease(LeaseRequest("w"))
-        with server.starting_held():
+        with server.starting_held(DEFAULT_POLICY):
             kill_process(server)
             await server._process.wait()
             summary = await remote.summarise_run("r")  # of the next process
@@ -112,7 +113,7 @@ async def test_a_server_whose_store_was_deleted_is_not_started_with_an_empty_one
 async def test_a_server_that_dies_before_it_listens_is_started_again(
     options: ServerProcessOptions, engine: TorchEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server = LocalServer(options, engine, tmp_path / "server.log")
+    server = LocalServer(options, {DEFAULT_POLICY: engine}, tmp_path / "server.log")
     starting = asyncio.create_task(server.start())
     await eventually(lambda: hasattr(server, "_process"))
     kill_process(server)

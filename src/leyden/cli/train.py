@@ -23,7 +23,7 @@ from leyden.models.source import BUNDLED
 from leyden.outcomes import Ending
 from leyden.process.resources import configure_openmp
 from leyden.rl.registry import KINDS
-from leyden.runs.run_checkpoints import find_checkpoint, require_run_folder
+from leyden.runs.run_checkpoints import find_checkpoint, require_run_folder, with_model
 from leyden.runs.run_folder import RunFolder
 from leyden.runs.run_names import STORE_NAME
 
@@ -70,6 +70,7 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("name", metavar="RUN", type=run_name)
     command.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder to write")
     command.add_argument("--step", default="best", help="best, last, or a number (default: best)")
+    command.add_argument("--policy", metavar="NAME", help="which one, if the run trains several policies")
     command.add_argument(
         "--push", metavar="NAME", help="also upload it to the Hugging Face Hub, as USER/MODEL (private)"
     )
@@ -109,8 +110,9 @@ def _from_here(setting: str) -> str:
     file = value.rpartition(":")[0]
     is_file = key in _FILES and Path(value).is_file()
     is_function = key in _FUNCTIONS and file.endswith(".py") and " " not in file and Path(file).is_file()
-    if is_file or is_function or key == "model":
-        value = absolute(value) if key == "model" else str(Path(value).absolute())
+    is_model = key == "model" or (key.startswith("policies.") and key.endswith(".model"))
+    if is_file or is_function or is_model:
+        value = absolute(value) if is_model else str(Path(value).absolute())
     return f"{key}{equals}{value}"
 
 
@@ -224,7 +226,9 @@ def resume_command(options: argparse.Namespace) -> str:
 
 async def _eval(options: argparse.Namespace) -> None:
     config, model = configuration(options), None
-    if options.model:
+    if options.model and config.policies:
+        config = with_model(config, options.model, Path(config.home), options.step)
+    elif options.model:
         model = find_checkpoint(options.model, Path(config.home), options.step) or absolute(options.model)
     elif options.step is not None:
         raise ConfigError("--step is for --model RUN")
@@ -272,7 +276,7 @@ async def _export(options: argparse.Namespace) -> None:
     needs_torch()
     from leyden.local.export import export
 
-    checkpoint = export(require_run_folder(options.home, options.name), options.to, options.step)
+    checkpoint = export(require_run_folder(options.home, options.name), options.to, options.step, options.policy)
     pushed = None
     if options.push:
         from leyden.local.model_card import push

@@ -117,10 +117,12 @@ def dev(
     return _without_noise(work)
 
 
-def export(run: str, /, *, to: str | Path, step: str | int = "best", home: str | Path = "runs") -> Path:
+def export(
+    run: str, /, *, to: str | Path, step: str | int = "best", home: str | Path = "runs", policy: str | None = None
+) -> Path:
     """Write the weights of a run as a folder that `transformers` loads; returns the folder.
 
-    `step` is `"best"`, `"last"` or a number.
+    `step` is `"best"`, `"last"` or a number. `policy` is one of several that the run trains.
     """
 
     def work() -> Path:
@@ -128,7 +130,7 @@ def export(run: str, /, *, to: str | Path, step: str | int = "best", home: str |
         from leyden.local.export import export as export_run  # imports torch
         from leyden.runs.run_checkpoints import require_run_folder
 
-        export_run(require_run_folder(Path(home), run), Path(to), str(step))
+        export_run(require_run_folder(Path(home), run), Path(to), str(step), policy)
         return Path(to)
 
     return _without_noise(work)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -12,16 +12,15 @@ from msgspec.structs import replace
 
 from leyden.api.wire import GroupSpec
 from leyden.background import start_background
-from leyden.config import Config
+from leyden.config import Config, policy_configs
 from leyden.episodes import Episode
 from leyden.estimates import estimate
-from leyden.learner.loading import check_tokenizer, load_model
 from leyden.learner.objective import objective_of
 from leyden.local.notes import print_note, stderr_console
+from leyden.local.policies import load_policies
 from leyden.local.readable import Readable
 from leyden.local.stack import local_stack
-from leyden.models.source import find_model
-from leyden.orchestrator.algorithm.resolve import Algorithm, algorithm_of
+from leyden.orchestrator.algorithm.resolve import Algorithm, algorithms_of
 from leyden.orchestrator.credit.advantages import StepInputs, compute_advantages
 from leyden.orchestrator.credit.samples import SelectedRollout, StepAccounting, make_samples, select_rollouts
 from leyden.orchestrator.health.failures import count_alike
@@ -87,11 +86,10 @@ class DevReport(Readable, Struct, frozen=True):
 
 async def run_dev(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[DevReport, list[Episode]]:
     """Run the agent a few times, sampled as in training, and report what was recorded."""
-    objective_of(config)  # refuses a loss that cannot be loaded
+    for own in policy_configs(config).values():
+        objective_of(own)  # refuses a loss that cannot be loaded
     chosen = read_tasks(config).train[:tasks]
-    source = find_model(config.model, config.base)
-    check_tokenizer(source)
-    model = load_model(source, config.engine.dtype, training=False)
+    policies = load_policies(config)
     folder = RunFolder.of(config, f".dev-{time.strftime('%Y%m%d-%H%M%S')}")
     run = folder.path.name
     episodes: list[Episode] = []
@@ -111,7 +109,7 @@ async def run_dev(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[De
             printing.cancel()
 
     with folder.acquire(config):
-        async with local_stack(config, folder.path, model, source, 0, run) as stack:
+        async with local_stack(config, folder.path, policies, run) as stack:
             try:
                 await stack.run(collect(RolloutCollector(stack.remote, run)))
             finally:
@@ -128,23 +126,19 @@ async def print_progress(done: Callable[[], int], total: int, config: Config) ->
 
 def summarise(config: Config, episodes: Sequence[Episode], folder: Path) -> DevReport:
     """Count what the episodes contain and what training would use of them."""
-    accounting, algorithm = StepAccounting(), algorithm_of(config)
-    sample_filter = replace(algorithm.sample_filter, min_group=1)  # a report needs no complete groups
     members: dict[str, list[Episode]] = defaultdict(list)
     for episode in episodes:
         members[episode.rollout.group].append(episode)
-    groups = [found for each in members.values() if (found := select_rollouts(each, sample_filter, accounting))]
-    flat = _flat_groups(groups, algorithm)
-    trained: list[Call] = []
-    in_flat = 0
-    for rollout in (rollout for group in groups for rollout in group):
-        calls = [transition.call for _, transition in rollout.transitions]
-        if rollout.episode.rollout.group in flat:
-            in_flat += bool(calls)
-        else:
-            trained += calls
-    if in_flat:
-        accounting.excluded["in a flat group"] = in_flat
+    algorithms = algorithms_of(config)
+    used = {name: _used(members.values(), algorithm) for name, algorithm in algorithms.items()}
+    trained = [call for one in used.values() for call in one.calls]
+    left_out = Counter[str]()
+    for name, one in used.items():
+        label = f"{name}: " if len(used) > 1 else ""
+        calls = {f"call: {why}": count for why, count in one.accounting.calls_excluded.items()}
+        if len(used) > 1:
+            calls.pop("call: another policy", None)
+        left_out.update({f"{label}{why}": count for why, count in {**one.accounting.excluded, **calls}.items()})
     outcomes, roles, prompts = Counter[str](), Counter[str](), Counter[str]()
     called, failed = Counter[str](), Counter[str]()
     messages = Counter[str]()
@@ -181,16 +175,47 @@ def summarise(config: Config, episodes: Sequence[Episode], folder: Path) -> DevR
         reward_error=estimated.error if (estimated := estimate(rewards)) is not None else None,
         failures=failures,
         failure_reward=config.rollout.failure_reward,
-        trained=accounting.trained - in_flat,
+        trained=len(set().union(*(one.rollouts for one in used.values()))),
         calls_trained=len(trained),
         tokens_trained=sum(len(call.chosen) for call in trained),
         groups=len(members),
-        groups_flat=len(flat),
-        position_bias=_position_bias(groups, algorithm),
-        left_out={**accounting.excluded, **{f"call: {why}": count for why, count in accounting.calls_excluded.items()}},
+        groups_flat=len(set.intersection(*(one.flat for one in used.values()))),
+        position_bias=next(
+            (bias for name, one in used.items() if (bias := _position_bias(one.groups, algorithms[name]))), None
+        ),
+        left_out=dict(left_out),
         folder=folder,
         run=folder.name,
     )
+
+
+class _UsedRollouts(Struct, frozen=True):
+    """What training a policy would use of some groups."""
+
+    groups: list[list[SelectedRollout]]
+    flat: set[str]
+    rollouts: set[tuple[str, str]]
+    """By group and id."""
+    calls: list[Call]
+    accounting: StepAccounting
+
+
+def _used(members: Iterable[Sequence[Episode]], algorithm: Algorithm) -> _UsedRollouts:
+    accounting = StepAccounting()
+    sample_filter = replace(algorithm.sample_filter, min_group=1)  # a report needs no complete groups
+    groups = [found for each in members if (found := select_rollouts(each, sample_filter, accounting))]
+    used = _UsedRollouts(groups, _flat_groups(groups, algorithm), set(), [], accounting)
+    in_flat = 0
+    for rollout in (rollout for group in groups for rollout in group):
+        calls = [transition.call for _, transition in rollout.transitions]
+        if rollout.episode.rollout.group in used.flat:
+            in_flat += bool(calls)
+        elif calls:
+            used.rollouts.add((rollout.episode.rollout.group, rollout.episode.rollout.id))
+            used.calls.extend(calls)
+    if in_flat:
+        accounting.excluded["in a flat group"] = in_flat
+    return used
 
 
 def _flat_groups(groups: Sequence[Sequence[SelectedRollout]], algorithm: Algorithm) -> set[str]:

@@ -6,15 +6,14 @@ from pathlib import Path
 from msgspec import Struct
 
 from leyden.config import Config, ConfigError
-from leyden.learner.loading import check_tokenizer, load_model
 from leyden.local.notes import stderr_console
+from leyden.local.policies import load_policies
 from leyden.local.stack import local_stack
-from leyden.models.source import find_model
 from leyden.orchestrator.report.progress_line import ProgressLine
 from leyden.orchestrator.rollouts.collector import RolloutCollector
 from leyden.orchestrator.rollouts.evaluation import EvaluationResult, evaluate
 from leyden.orchestrator.rollouts.tasks import read_task_file, read_tasks
-from leyden.runs.run_checkpoints import find_checkpoint, known_runs
+from leyden.runs.run_checkpoints import known_runs, with_model
 from leyden.runs.run_folder import RunFolder
 
 
@@ -45,17 +44,14 @@ async def evaluate_model(config: Config, model: str | None = None, tasks: str | 
     chosen = read_task_file(config, tasks) if tasks is not None else read_tasks(config).held_out
     if not chosen:
         raise ConfigError("`held_out` leaves no tasks to measure on: raise it, or name a file with --tasks")
-    if model is not None:
-        home = Path(config.home)
-        source = find_model(find_checkpoint(model, home) or model, config.base, known_runs(home))
-    else:
-        source = find_model(config.model, config.base)
-    check_tokenizer(source)
-    loaded = load_model(source, config.engine.dtype, training=False)
+    home = Path(config.home)
+    loaded = (
+        load_policies(config) if model is None else load_policies(with_model(config, model, home), known_runs(home))
+    )
     folder = RunFolder.of(config, f".eval-{time.strftime('%Y%m%d-%H%M%S')}")
     run = folder.path.name
     with folder.acquire(config):
-        async with local_stack(config, folder.path, loaded, source, 0, run) as stack:
+        async with local_stack(config, folder.path, loaded, run) as stack:
             line = ProgressLine(stderr_console())
 
             def progress(done: int, total: int) -> None:
@@ -69,7 +65,7 @@ async def evaluate_model(config: Config, model: str | None = None, tasks: str | 
                 line.close()
     return EvaluatedModel(
         run=run,
-        model=source.name,
+        model=", ".join(dict.fromkeys(one.source.name for one in loaded)),
         tasks=len(chosen),
         reward=measured.reward,
         error=measured.error,

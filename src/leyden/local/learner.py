@@ -1,79 +1,93 @@
-"""Loads the policy of a run and opens its learner: in this process, or on several devices with a process each."""
+"""Loads the policies of a run and opens their learner: in this process, or on several devices with a process each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import torch
 from msgspec import Struct
-from transformers import PreTrainedModel
+from msgspec.structs import replace
 
-from leyden.config import Config, ConfigError
+from leyden.config import Config, ConfigError, policy_configs
 from leyden.learner.checkpoint import Checkpoints
 from leyden.learner.loading import compute_dtype, device, empty_model, load_model, read_model_config
 from leyden.learner.local import LocalLearner, TrainedPolicy
-from leyden.learner.objective import Objective
+from leyden.learner.objective import objective_of
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import Learner, TrainerState
-from leyden.learner.ranks.learner import GatheredWeights, RankedLearner
+from leyden.learner.ranks.learner import RankedLearner
 from leyden.learner.ranks.messages import RankSetup
 from leyden.learner.ranks.processes import RankProcesses
 from leyden.local.engine import choose_engine
 from leyden.local.notes import print_note
-from leyden.models.source import ModelSource
+from leyden.local.policies import LocalPolicy, load_policy
+from leyden.models.source import ModelSource, find_model
 from leyden.orchestrator.algorithm.resolve import Algorithm
+from leyden.runs.checkpoint_files import drop_unfinished_steps
 
 
 class OpenedLearner(Struct, frozen=True):
-    """A learner, the state that it was restored to, and the model that is served."""
+    """A learner, the states that it was restored to, and all policies that are served."""
 
     learner: Learner
-    state: TrainerState
-    model: PreTrainedModel
-    policy: Policy | None = None
-    """What is trained in this process."""
-    weights: GatheredWeights | None = None
-    """Those of a policy that is trained in other processes; `model` then has no values."""
+    states: dict[str, TrainerState]
+    """By policy, of those that are trained."""
+    policies: Sequence[LocalPolicy]
     parts: Sequence[RankProcesses] = ()
     """What must not fail."""
 
 
 async def open_learner(
-    opened: AsyncExitStack, config: Config, algorithm: Algorithm, objective: Objective, source: ModelSource, run: Path
+    opened: AsyncExitStack, config: Config, algorithms: Mapping[str, Algorithm], run: Path
 ) -> OpenedLearner:
-    """Open the learner of a run in a folder, restored from the newest checkpoint."""
-    checkpoints = Checkpoints(run, config.policy, source, config.checkpoints, print_note)
+    """Open the learner of a run in a folder, restored from the newest checkpoint; `algorithms` are by policy."""
     if config.training.devices > 1:
-        return await _open_ranks(opened, config, algorithm, source, checkpoints, run)
-    torch.manual_seed(config.seed)  # LoRA matrices and a critic begin at random
-    model = load_model(source, config.engine.dtype, True, config.training.lora, algorithm.reference)
-    policy = Policy(model, config.training, algorithm.critic, algorithm.reference)
-    _note_rows(source, policy.no_trees_reason)
-    trained = TrainedPolicy(policy, objective, checkpoints)
-    learner = opened.enter_context(LocalLearner({config.policy: trained}))
-    return OpenedLearner(learner, await learner.restore(config.policy), model, policy)
+        return await _open_ranks(opened, config, algorithms, run)
+    drop_unfinished_steps(run, list(algorithms))
+    loaded: list[LocalPolicy] = []
+    trained: dict[str, TrainedPolicy] = {}
+    for name, own in policy_configs(config).items():
+        if name not in algorithms:
+            loaded.append(load_policy(own))
+            continue
+        algorithm, source = algorithms[name], find_model(own.model, own.base)
+        torch.manual_seed(own.seed)  # LoRA matrices and a critic begin at random
+        model = load_model(source, own.engine.dtype, True, own.training.lora, algorithm.reference)
+        policy = Policy(model, own.training, algorithm.critic, algorithm.reference)
+        _note_rows(source, policy.no_trees_reason)
+        loaded.append(LocalPolicy(own, source, model, policy=policy))
+        trained[name] = TrainedPolicy(policy, objective_of(own), _checkpoints(own, source, run))
+    learner = opened.enter_context(LocalLearner(trained))
+    states = {name: await learner.restore(name) for name in trained}
+    versions = {name: state.version for name, state in states.items()}
+    served = [replace(one, version=versions.get(one.name, 0)) for one in loaded]
+    return OpenedLearner(learner, states, served)
+
+
+def _checkpoints(config: Config, source: ModelSource, run: Path) -> Checkpoints:
+    return Checkpoints(run, config.policy, source, config.checkpoints, print_note)
 
 
 async def _open_ranks(
-    opened: AsyncExitStack,
-    config: Config,
-    algorithm: Algorithm,
-    source: ModelSource,
-    checkpoints: Checkpoints,
-    run: Path,
+    opened: AsyncExitStack, config: Config, algorithms: Mapping[str, Algorithm], run: Path
 ) -> OpenedLearner:
+    if config.policies:
+        raise ConfigError("`training.devices` trains one policy, and there are `policies`: leave one of them out")
+    algorithm, source = algorithms[config.policy], find_model(config.model, config.base)
     devices, dtype = config.training.devices, compute_dtype(config.engine.dtype)
     _check_adapters(config, dtype)
     if torch.cuda.is_available():
         check_devices(devices, torch.cuda.device_count())
     ranks = await opened.enter_async_context(RankProcesses(devices, run, config.training.device_timeout_s))
     setup = RankSetup(config, source, dtype, algorithm.critic, algorithm.reference)
-    learner = RankedLearner(ranks, setup, checkpoints)
+    learner = RankedLearner(ranks, setup, _checkpoints(config, source, run))
     print_note(f"training on {devices} devices, with a process each ({run / 'rank-0.log'})")
     _note_rows(source, await learner.start())
     state = await learner.restore(config.policy)
     model = empty_model(read_model_config(source.folder), getattr(torch, dtype))
-    return OpenedLearner(learner, state, model, weights=learner.weights(config.policy), parts=(ranks,))
+    weights = learner.weights(config.policy)
+    served = LocalPolicy(config, source, model, state.version, weights=weights)
+    return OpenedLearner(learner, {config.policy: state}, [served], parts=(ranks,))
 
 
 def check_devices(wanted: int, available: int) -> None:

@@ -40,6 +40,7 @@ def write_card(run: Path, config: Config, checkpoint: Path, to: Path) -> None:
     algorithm, training = config.algorithm, config.training
     rate = "" if training.learning_rate is None else f", learning rate {training.learning_rate:g}"
     about = {
+        "policy": config.policy,
         "base model": f"{model}, licence {licence}",
         "data": f"{Path(config.tasks).name}; held out: {_name(config.held_out)}",
         "agent, reward": f"{_name(config.agent)}, {_name(config.reward or 'the number that the agent returns')}",

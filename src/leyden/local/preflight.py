@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from leyden.config import Config, ConfigError
+from leyden.config import Config, ConfigError, policy_configs
 from leyden.local.notes import print_note
 from leyden.models.source import find_local_model
 from leyden.orchestrator.rollouts.tasks import read_task_file, read_tasks
@@ -24,24 +24,26 @@ def check_inputs(
     `evaluated` is a file whose tasks are all evaluated; `model` replaces the configuration's. `resuming` checks last
     whether an earlier run can go on.
     """
-    if config.policies:
-        raise ConfigError("`policies`: one policy can be trained so far: name it by `policy`")
     if evaluated is not None:
         found = read_task_file(config, evaluated)
         counted = f"{len(found)} to evaluate"
     else:
         tasks = read_tasks(config)
         counted = f"{len(tasks.train)} to train on, {len(tasks.held_out)} held out"
-    _check_algorithm(config)
+    policies = policy_configs(config).values()
+    for own in policies:
+        _check_algorithm(own)
     for name, reference in (("agent", config.agent), ("reward", config.reward), ("signals.rule", config.signals.rule)):
         if reference:
             _check_code(name, reference, config)
     if resuming is not None:
         resuming(config)
-    find_local_model(model or config.model, config.base)
+    models = [model] if model is not None else list(dict.fromkeys(own.model for own in policies))
+    for name in models:
+        find_local_model(name, config.base)
     _check_writable(Path(config.home).absolute())
     _check_port(config)
-    print_loading(model or config.model, f"tasks: {counted}; ")
+    print_loading(", ".join(models), f"tasks: {counted}; ")
 
 
 def print_loading(model: str, before: str = "") -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from leyden.config import Config, EngineConfig
+from leyden.config import Config, EngineConfig, trained_policies
 from leyden.learner.loading import check_tokenizer, load_model
-from leyden.local.engine import running_engine
+from leyden.local.policies import LocalPolicy, running_engines, served_policy
 from leyden.local.server_process import LocalServer
 from leyden.local.stack import run_with
 from leyden.models.source import ModelSource, find_model
@@ -31,17 +31,22 @@ class ServedSource(Struct, frozen=True):
     config: Config
 
 
-def find_served(model: str, home: Path, step: str | None = None, vllm_python: str | None = None) -> ServedSource:
-    """Find a model to serve: the folder or the name of a run (its best checkpoint, or `step`), or any other model."""
-    run, checkpoint = find_run(model, home), find_checkpoint(model, home, step)
-    if run is not None and checkpoint is not None:
+def find_served(model: str, home: Path, step: str | None = None, vllm_python: str | None = None) -> list[ServedSource]:
+    """Find what to serve: a run (its best checkpoint, or `step`) by its folder or name, or any other model.
+
+    Of a run that trains several policies, all are served by their names.
+    """
+    if (run := find_run(model, home)) is not None:
         trained = stored_config(run)
         kept = {name: getattr(trained.engine, name) for name in ("kind", "slots", "memory", "dtype")}
         config = _serving(EngineConfig(**kept, vllm_python=vllm_python), trained.deterministic)
-        return ServedSource(run.resolve().name, find_model(checkpoint, "."), config)
+        found = {name: find_checkpoint(model, home, step, name) for name in trained_policies(trained)}
+        names = {name: name if len(found) > 1 else run.resolve().name for name in found}
+        return [ServedSource(names[name], find_model(str(path), "."), config) for name, path in found.items()]
+    find_checkpoint(model, home, step)  # refuses a step of what is no run
     source = find_model(model, ".", known_runs(home))
     name = source.folder.name if Path(model).is_dir() else model
-    return ServedSource(name, source, _serving(EngineConfig(vllm_python=vllm_python)))
+    return [ServedSource(name, source, _serving(EngineConfig(vllm_python=vllm_python)))]
 
 
 def _serving(engine: EngineConfig, deterministic: bool = False) -> Config:
@@ -55,23 +60,23 @@ async def serve_model(
     vllm_python: str | None,
     started: Callable[[RunningServer, str], None],
 ) -> None:
-    """Serve a model until SIGINT or SIGTERM. `started` gets where the server listens, and the model's name."""
+    """Serve a model until SIGINT or SIGTERM. `started` gets where the server listens, and the names of its models."""
     found = find_served(model, options.home, step, vllm_python)
-    check_tokenizer(found.source)
-    loaded = load_model(found.source, found.config.engine.dtype, training=False)
-    folder = (options.home / f"{found.name.replace('/', '-')}.serve").absolute()
+    policies = []
+    for one in found:
+        check_tokenizer(one.source)
+        loaded = load_model(one.source, one.config.engine.dtype, training=False)
+        policies.append(LocalPolicy(replace(one.config, policy=one.name), one.source, loaded))
+    names = ", ".join(one.name for one in found)
+    title = found[0].name if len(found) == 1 else Path(model).name
+    folder = (options.home / f"{title.replace('/', '-')}.serve").absolute()
     folder.mkdir(parents=True, exist_ok=True)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with running_engine(found.config, folder, loaded, found.source, 0) as engine:
-        server_options = ServerProcessOptions(
-            serve=replace(options, home=folder, direct=True),
-            policy=found.name,
-            model=str(found.source.folder),
-            name=found.source.name,
-            engine=engine.address,
-        )
-        async with LocalServer(server_options, engine, folder / "server.log") as server:
-            started(server.running, found.name)
-            await run_with((engine, server), stop.wait())
+    async with running_engines(folder, policies) as engines:
+        served = tuple(served_policy(one, engines[one.name]) for one in policies)
+        server_options = ServerProcessOptions(replace(options, home=folder, direct=True), served)
+        async with LocalServer(server_options, engines, folder / "server.log") as server:
+            started(server.running, names)
+            await run_with((*engines.values(), server), stop.wait())

@@ -1,7 +1,7 @@
 """Runs the server of a local run in its own process, so that it does not compete with the engine for Python's lock.
 
-The server reaches the engine over a socket to this process, and ends with this process, however that ends. A server
-that dies is started again at the same address, within limits; one that is alive and does not answer is killed first.
+The server reaches the engine of each policy over a socket to this process, and ends with this process, however that
+ends. A server that dies is started again at the same address, within limits; one that does not answer is killed first.
 Attempts that were active when it died are released without being charged, because their model calls may have failed
 with it. A server whose store was deleted is not started again: it would begin with an empty one.
 """
@@ -9,8 +9,8 @@ with it. A server whose store was deleted is not started again: it would begin w
 import asyncio
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from subprocess import PIPE
@@ -55,14 +55,14 @@ class StoreGone(TrainingError):
 
 
 class LocalServer(SupervisedProcess):
-    """A server process whose model calls go to an engine of this process."""
+    """A server process whose model calls go to engines of this process, one for each policy."""
 
-    def __init__(self, options: ServerProcessOptions, engine: EngineBackend, log_file: Path) -> None:
+    def __init__(self, options: ServerProcessOptions, engines: Mapping[str, EngineBackend], log_file: Path) -> None:
         super().__init__("the server", _MAX_DEATHS, _DEATHS_WITHIN_S, TrainingError)
-        self._options, self._engine, self._output = options, engine, RotatingLog(log_file)
-        self._starts_held = False
+        self._options, self._engines, self._output = options, engines, RotatingLog(log_file)
+        self._starts_held: set[str] = set()
         self._process: ChildProcess
-        self._engine_connection: tuple[asyncio.StreamWriter, asyncio.Task[None]]
+        self._engine_connections: list[tuple[asyncio.StreamWriter, asyncio.Task[None]]] = []
         self.running: RunningServer
 
     async def start(self) -> None:
@@ -75,16 +75,16 @@ class LocalServer(SupervisedProcess):
         self._start_supervising()
 
     @contextmanager
-    def starting_held(self) -> Iterator[None]:
-        """Within this context, a server that is started again starts no model call until a version is published.
+    def starting_held(self, policy: str) -> Iterator[None]:
+        """Within this context, a server that is started again starts no call of a policy until it publishes a version.
 
         The weights change meanwhile: it could not tell which version samples a token.
         """
-        self._starts_held = True
+        self._starts_held.add(policy)
         try:
             yield
         finally:
-            self._starts_held = False
+            self._starts_held.discard(policy)
 
     async def _first_launch(self) -> RunningServer:
         """Start the server; one that dies before it listens is started again."""
@@ -135,27 +135,33 @@ class LocalServer(SupervisedProcess):
         finally:
             ended.cancel()
             silent.cancel()
-        self._close_engine()
+        self._close_engines()
         if status == STORE_LOST:
             raise StoreGone(self._output.last_line() or "the server's store was lost")
         return f"{reason}: {_last_line(self._output)}"
 
     async def _launch(self, options: ServerProcessOptions) -> RunningServer:
-        """Start a process that is connected to the engine, and wait until it listens."""
-        ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=ours)
-        serving = start_background(self._engine.serve(reader, writer), "serving the engine to the server process")
-        self._engine_connection = writer, serving
-        options = replace(options, engine=self._engine.address, held=self._starts_held)
-        with theirs:
+        """Start a process that is connected to the engines, and wait until it listens."""
+        served = []
+        with ExitStack() as opened:
+            numbers = []
+            for policy in options.policies:
+                engine = self._engines[policy.policy]
+                ours, theirs = socket.socketpair()
+                numbers.append(opened.enter_context(theirs).fileno())
+                reader, writer = await asyncio.open_connection(sock=ours)
+                serving = start_background(engine.serve(reader, writer), "serving an engine to the server process")
+                self._engine_connections.append((writer, serving))
+                served.append(replace(policy, engine=engine.address, held=policy.policy in self._starts_held))
             self._process = ChildProcess(
-                module_command("leyden.server", theirs.fileno()),
-                pass_fds=[theirs.fileno()],
+                module_command("leyden.server", *numbers),
+                pass_fds=numbers,
                 stdout=PIPE,
                 log=self._output,
                 grace_s=_STOP_TIMEOUT_S,
             )
         try:
+            options = replace(options, policies=tuple(served))
             return await _wait_ready(self._process, options, self._output)
         except BaseException:
             await self._end()
@@ -164,13 +170,14 @@ class LocalServer(SupervisedProcess):
     async def _end(self) -> None:
         """Let the server finish the requests that it accepted; kill it if that takes too long."""
         await self._process.end()
-        self._close_engine()
+        self._close_engines()
         await asyncio.to_thread(self._output.tail)  # until it is all in the log
 
-    def _close_engine(self) -> None:
-        writer, serving = self._engine_connection
-        writer.close()
-        serving.cancel()
+    def _close_engines(self) -> None:
+        for writer, serving in self._engine_connections:
+            writer.close()
+            serving.cancel()
+        self._engine_connections.clear()
 
 
 async def _wait_ready(process: ChildProcess, options: ServerProcessOptions, output: RotatingLog) -> RunningServer:

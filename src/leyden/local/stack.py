@@ -5,7 +5,7 @@ which end with this one, however that ends.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -13,7 +13,6 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
-from transformers import PreTrainedModel
 
 from leyden.api.client import Remote, RetryingRemote, RetryLimits, read_key
 from leyden.api.wire import MAX_KEY_TTL_S, KeySpec, RunSpec
@@ -24,13 +23,10 @@ from leyden.config import Config
 from leyden.config.policies import policy_routes, role_routes
 from leyden.engine.protocol import EngineBackend
 from leyden.learner.loading import model_device
-from leyden.learner.policy import Policy
-from leyden.learner.ranks.learner import GatheredWeights
-from leyden.local.engine import running_engine
 from leyden.local.notes import print_note, stderr_console
+from leyden.local.policies import LocalPolicy, running_engines, served_policy
 from leyden.local.server_process import LocalServer
 from leyden.local.worker_process import LocalWorker, worker_options
-from leyden.models.source import ModelSource
 from leyden.orchestrator.report.progress_line import ProgressLine
 from leyden.process.resources import usable_cores
 from leyden.records import RunSettings, Sampling
@@ -70,58 +66,54 @@ class LocalStack(Struct, frozen=True):
     """The running parts of a local run."""
 
     remote: Remote
-    engine: EngineBackend
+    engines: Mapping[str, EngineBackend]
+    """By policy."""
     server: LocalServer
     worker: LocalWorker | None
     """None if `workers.processes` is 0."""
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine that needs engine, server and worker; raises their error when one of them fails."""
-        parts = (self.engine, self.server, self.worker)
+        """Run a coroutine that needs engines, server and worker; raises their error when one of them fails."""
+        parts = (*self.engines.values(), self.server, self.worker)
         return await run_with((part for part in parts if part is not None), work)
 
 
 @asynccontextmanager
 async def local_stack(
-    config: Config,
-    folder: Path,
-    model: PreTrainedModel,
-    source: ModelSource,
-    version: int,
-    run: str,
-    policy: Policy | None = None,
-    weights: GatheredWeights | None = None,
+    config: Config, folder: Path, policies: Sequence[LocalPolicy], run: str
 ) -> AsyncIterator[LocalStack]:
-    """Serve a model to the agents of a run, within this context.
-
-    `policy` is what is trained beside it; `weights` are those of one that is trained in other processes.
-    """
-    park = run if policy is not None or weights is not None else None
+    """Serve policies to the agents of a run, within this context."""
+    park = run if any(one.is_trained for one in policies) else None
     async with (
-        running_engine(config, folder, model, source, version, policy, weights) as engine,
-        _shown_server(_server_options(config, folder, source, engine, park), engine, folder / "server.log") as server,
+        running_engines(folder, policies) as engines,
+        _shown_server(
+            _server_options(config, folder, policies, engines, park), engines, folder / "server.log"
+        ) as server,
         trainer_remote(server, folder) as remote,
     ):
         await _create_run(remote, config, run)
         key = (await remote.create_key(KeySpec("worker", run, MAX_KEY_TTL_S))).key
         if config.workers.processes == 0:
             write_private(folder / "worker.key", key)
-            yield LocalStack(remote, engine, server, None)
+            yield LocalStack(remote, engines, server, None)
             return
-        options = worker_options(config, server.running.url, run, model_device(model).type == "cuda")
+        on_gpu = model_device(policies[0].model).type == "cuda"
+        options = worker_options(config, server.running.url, run, on_gpu)
         options = await _choose_isolation(options)
         _print_worker(options)
         async with LocalWorker(options, key, folder / "worker.log") as worker:
-            yield LocalStack(remote, engine, server, worker)
+            yield LocalStack(remote, engines, server, worker)
 
 
 @asynccontextmanager
-async def _shown_server(options: ServerProcessOptions, engine: EngineBackend, log: Path) -> AsyncIterator[LocalServer]:
+async def _shown_server(
+    options: ServerProcessOptions, engines: Mapping[str, EngineBackend], log: Path
+) -> AsyncIterator[LocalServer]:
     """Run a server within this context; on a terminal, show that it is starting."""
     line = ProgressLine(stderr_console())
     line.show("starting the server")
     try:
-        async with LocalServer(options, engine, log) as server:
+        async with LocalServer(options, engines, log) as server:
             line.close()
             yield server
     finally:
@@ -143,14 +135,15 @@ def _print_worker(options: WorkerOptions) -> None:
 
 
 def _server_options(
-    config: Config, folder: Path, source: ModelSource, engine: EngineBackend, park: str | None
+    config: Config,
+    folder: Path,
+    policies: Sequence[LocalPolicy],
+    engines: Mapping[str, EngineBackend],
+    park: str | None,
 ) -> ServerProcessOptions:
     return ServerProcessOptions(
         serve=ServeOptions(folder, config.server, config.upstream, beside=folder.parent),
-        policy=config.policy,
-        model=str(source.folder),
-        name=source.name,
-        engine=engine.address,
+        policies=tuple(served_policy(one, engines[one.name]) for one in policies),
         release=config.workers.processes != 0,
         park=park,
     )

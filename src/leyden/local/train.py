@@ -8,7 +8,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -20,19 +20,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden import __version__
-from leyden.config import Config
+from leyden.config import Config, policy_configs
 from leyden.episodes import Episode
-from leyden.learner.default_learning_rate import default_learning_rate
-from leyden.learner.loading import check_tokenizer, count_parameters
-from leyden.learner.objective import Objective, objective_of
+from leyden.learner.loading import check_tokenizer
+from leyden.learner.objective import objective_of
 from leyden.learner.protocol import TrainerState
 from leyden.learner.ranks.errors import RankLost
 from leyden.local.learner import open_learner
+from leyden.local.learning_rate import with_learning_rates
 from leyden.local.notes import notes_logged, print_note, stderr_console
 from leyden.local.readable import Readable
 from leyden.local.stack import local_stack, run_with
-from leyden.models.source import ModelSource, find_model
-from leyden.orchestrator.algorithm.resolve import Algorithm, algorithm_of
+from leyden.models.source import find_model
+from leyden.orchestrator.algorithm.resolve import Algorithm, algorithms_of
 from leyden.orchestrator.health.standstill import StandstillDetector
 from leyden.orchestrator.loop import Trainer
 from leyden.orchestrator.pipeline import RunParts, build_pipeline
@@ -46,10 +46,12 @@ from leyden.process.resources import usable_cores
 from leyden.records import DEFAULT_POLICY
 from leyden.rl.registry import unused_settings
 from leyden.runs.checkpoint_files import latest_checkpoint
-from leyden.runs.run_folder import RunFolder, stored_config
+from leyden.runs.run_folder import RunFolder
 from leyden.store.database import Database
 from leyden.store.read import queries
 
+States = Mapping[str, TrainerState]
+"""By policy."""
 _PACKAGES = ("torch", "transformers", "tokenizers", "renderers", "peft", "vllm", "openai", "anthropic", "sqlalchemy")
 """Whose versions a run records."""
 
@@ -87,7 +89,9 @@ class TrainingResult(Readable, Struct, frozen=True):
     test_error: float | None = None
     """The standard error of `test`, clustered by task."""
     policy: str = DEFAULT_POLICY
-    """Name of the policy that was trained."""
+    """Name of the policy that was trained; of several the first."""
+    policies: tuple[str, ...] = ()
+    """Names of all policies that were trained."""
     updates: int = 0
     """Updates of the weights since the run began; with 0 it has trained nothing."""
     standstill: str | None = None
@@ -107,6 +111,11 @@ class TrainingResult(Readable, Struct, frozen=True):
         """The latest checkpoint, a Hugging Face folder."""
         return latest_checkpoint(self.folder, self.policy)
 
+    @property
+    def checkpoints(self) -> dict[str, Path | None]:
+        """The latest checkpoint of each policy."""
+        return {policy: latest_checkpoint(self.folder, policy) for policy in self.policies}
+
 
 async def train(
     config: Config,
@@ -124,16 +133,19 @@ async def train(
     The thread that computes updates cannot be stopped: it ends when it has computed what it was given.
     """
     started = time.monotonic()
-    algorithm, objective = algorithm_of(config), objective_of(config)
+    algorithms, own = algorithms_of(config), policy_configs(config)
+    for name in algorithms:
+        objective_of(own[name])  # refuses a loss that cannot be loaded
     tasks = read_tasks(config)
-    for note in (*unused_settings(config.algorithm), *_too_few_tasks(config, tasks)):
+    unused = dict.fromkeys(note for name in algorithms for note in unused_settings(own[name].algorithm))
+    for note in (*unused, *_too_few_tasks(config, tasks)):
         print_note(note)
-    source = find_model(config.model, config.base)
-    check_tokenizer(source)
+    for one in own.values():
+        check_tokenizer(find_model(one.model, one.base))
     folder = RunFolder.of(config)
     if restart and (archive := folder.archive()) is not None:
         print_note(f"the earlier run is now {archive}")
-    config, learning_rate = with_learning_rate(config, folder, source)
+    config, learning_rates = with_learning_rates(config, folder)
     with folder.acquire(config, accept_changes) as resumed:
         folder.environment_file.write_text(json.dumps(describe_environment(), indent=1) + "\n")
         if resumed.archive is not None:
@@ -142,12 +154,16 @@ async def train(
         if resumed.edited:
             edited = ", ".join(resumed.edited)
             print_note(f"{edited} changed since the run was last started: the steps to come use what is there now")
-        print_note(learning_rate)
-        run = partial(_train, config, tasks, algorithm, objective, source, folder, on_second_interrupt, worker_command)
-        state = await _restarting(run, config.training.restarts)
-    metrics = read_metrics(folder.metrics_file, config.policy)
+        for note in learning_rates:
+            print_note(note)
+        run = partial(_train, config, tasks, algorithms, folder, on_second_interrupt, worker_command)
+        states = await _restarting(run, config.training.restarts)
+    policy, state = next(iter(states.items()))
+    metrics = read_metrics(folder.metrics_file, policy)
     if metrics:
-        draw_image(metrics, f"{config.run}: {config.model}", folder.curve)
+        draw_image(
+            metrics, f"{config.run}: {', '.join(dict.fromkeys(one.model for one in own.values()))}", folder.curve
+        )
         print_note(draw_text(metrics))
         print_note(time_summary(metrics))
     measured = metric_points(metrics, "held_out/reward")
@@ -169,9 +185,10 @@ async def train(
         change_error=_last(metrics, "held_out/change_error"),
         test=_last(metrics, "test/reward"),
         test_error=_last(metrics, "test/error"),
-        policy=config.policy,
-        updates=state.version,
-        standstill=StandstillDetector.of(metrics, config.training).verdict,
+        policy=policy,
+        policies=tuple(states),
+        updates=sum(one.version for one in states.values()),
+        standstill=_standstill(config, folder, states),
     )
 
 
@@ -189,7 +206,7 @@ def _too_few_tasks(config: Config, tasks: Tasks) -> list[str]:
     return [f"a step takes {needed} tasks and there are {count}: some come twice"] if needed > count else []
 
 
-async def _restarting(run: Callable[[], Awaitable[TrainerState]], restarts: int) -> TrainerState:
+async def _restarting(run: Callable[[], Awaitable[States]], restarts: int) -> States:
     """Run a training; one that has lost a training process goes on from its checkpoint, so often."""
     for number in range(1, restarts + 1):
         try:
@@ -199,59 +216,64 @@ async def _restarting(run: Callable[[], Awaitable[TrainerState]], restarts: int)
     return await run()
 
 
+def _standstill(config: Config, folder: RunFolder, policies: Iterable[str]) -> str | None:
+    """Return why the policies have not moved; of several, each that has not is named."""
+    found = {
+        name: StandstillDetector.of(read_metrics(folder.metrics_file, name), config.training).verdict
+        for name in policies
+    }
+    told = [why if len(found) == 1 else f"{name}: {why}" for name, why in found.items() if why is not None]
+    return "; ".join(told) or None
+
+
 async def _train(
     config: Config,
     tasks: Tasks,
-    algorithm: Algorithm,
-    objective: Objective,
-    source: ModelSource,
+    algorithms: Mapping[str, Algorithm],
     folder: RunFolder,
     on_second_interrupt: Callable[[], None],
     worker_command: str,
-) -> TrainerState:
-    """Train from the latest checkpoint, or from the beginning, to the last step."""
+) -> States:
+    """Train from the latest checkpoint, or from the beginning, to the last step; return the states of the policies."""
     async with AsyncExitStack() as opened:
-        local = await open_learner(opened, config, algorithm, objective, source, folder.path)
-        learner, state = local.learner, local.state
-        if state.step:
-            print_note(f"resuming {config.run} after step {state.step}")
+        local = await open_learner(opened, config, algorithms, folder.path)
+        states, several = local.states, len(local.states) > 1
+        step = next(iter(states.values())).step
+        if step:
+            print_note(f"resuming {config.run} after step {step}")
         sinks = opened.enter_context(opened_sinks(config, folder.path))
-        stack = await opened.enter_async_context(
-            local_stack(
-                config, folder.path, local.model, source, state.version, config.run, local.policy, local.weights
-            )
-        )
+        stack = await opened.enter_async_context(local_stack(config, folder.path, local.policies, config.run))
         print_note(f"dashboard: {stack.server.running.dashboard}&to=/runs/{config.run}")
         if stack.worker is None:
             print_note(
                 f"waiting for workers: {worker_command} --server {stack.server.running.advertised} "
                 f"--key-file {shlex.quote(str(folder.path / 'worker.key'))}"
             )
-        metrics = MetricsLog(folder.metrics_file, config.policy, state.step, stack.remote, config.run, sinks)
-        lines = read_metrics(folder.metrics_file, config.policy)
+        logs = {
+            name: MetricsLog(folder.metrics_file, name, step, stack.remote, config.run, sinks, several)
+            for name in states
+        }
+        lines = read_metrics(folder.metrics_file, next(iter(states)))
         measured = metric_points(lines, "held_out/reward")
-        step, reward = measured[-1] if measured else (0, None)
-        error = _at(lines, "held_out/error", step)
-        display = ConsoleReport(stderr_console(), config.training.steps, reward, error)
+        last, reward = measured[-1] if measured else (0, None)
+        error = _at(lines, "held_out/error", last)
+        display = ConsoleReport(stderr_console(), config.training.steps, reward, error, several)
         if any(line["step"] == config.training.steps and "test/reward" in line for line in lines):
             tasks = replace(tasks, test=())  # they are measured once
-        name = config.policy
-        held = stack.server.starting_held
-        parts = RunParts(
-            stack.remote, {name: stack.engine}, learner, (display,), {name: metrics}, lambda policy: held()
-        )
-        pipeline = build_pipeline(config, {name: algorithm}, tasks, parts, {name: state}, folder.path)
-        trainer = Trainer(config, pipeline, {name: state})
+        parts = RunParts(stack.remote, stack.engines, local.learner, (display,), logs, stack.server.starting_held)
+        pipeline = build_pipeline(config, algorithms, tasks, parts, states, folder.path)
+        trainer = Trainer(config, pipeline, states)
         opened.enter_context(notes_logged(folder.path / "train.log"))
         try:
             with _interruptible(on_second_interrupt, lambda: trainer.waits_for_evaluation) as stop:
-                state = (await run_with(local.parts, stack.run(trainer.run(stop))))[name]
-                if state.step >= config.training.steps:
+                states = await run_with(local.parts, stack.run(trainer.run(stop)))
+                if next(iter(states.values())).step >= config.training.steps:
                     await stack.remote.end_run(config.run)
         finally:
             display.close()
-            await metrics.close()
-    return state
+            for log in logs.values():
+                await log.close()
+    return states
 
 
 @contextmanager
@@ -286,23 +308,6 @@ def _interruptible(
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
-
-
-def with_learning_rate(config: Config, folder: RunFolder, source: ModelSource) -> tuple[Config, str]:
-    """Return the configuration with a learning rate, and a sentence about it.
-
-    Unset, it is that of the run in this folder if it has trained a step, and otherwise the default for the model.
-    """
-    training = config.training
-    rate, why = training.learning_rate, "as configured"
-    if rate is None and folder.has_trained():
-        rate, why = stored_config(folder.path).training.learning_rate, "with which the run began"
-    elif rate is None:
-        count = count_parameters(source)
-        rate = default_learning_rate(count, training.lora is not None)
-        adapters = "adapters of " if training.lora is not None else ""
-        why = f"the default for {adapters}{count / 1e6:,.0f} million parameters (`training.learning_rate` sets it)"
-    return replace(config, training=replace(training, learning_rate=rate)), f"learning rate {rate:.2g}, {why}"
 
 
 def describe_environment() -> dict[str, str]:

@@ -6,7 +6,9 @@ This module does not import torch.
 """
 
 import re
+import shutil
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -47,6 +49,29 @@ def latest_checkpoint(run: Path, policy: str) -> Path | None:
     """Return a policy's newest checkpoint."""
     steps = checkpoint_steps(run, policy)
     return checkpoint_folder(run, policy) / f"step-{steps[-1]}" if steps else None
+
+
+def drop_unfinished_steps(run: Path, policies: Sequence[str]) -> None:
+    """Delete the checkpoints of several policies after the last step of which all have a whole one.
+
+    A process that was killed had written those of some policies only; the steps after it are repeated.
+    """
+    if len(policies) < 2:
+        return
+    steps = {policy: checkpoint_steps(run, policy) for policy in policies}
+    common = sorted(set.intersection(*map(set, steps.values())), reverse=True)
+    last = next(
+        (
+            step
+            for step in common
+            if not any(find_damage(checkpoint_folder(run, one) / f"step-{step}") for one in steps)
+        ),
+        0,
+    )
+    for policy, found in steps.items():
+        for step in found:
+            if step > last:
+                shutil.rmtree(checkpoint_folder(run, policy) / f"step-{step}")
 
 
 class FileChecksum(Struct, frozen=True):

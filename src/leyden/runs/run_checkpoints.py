@@ -3,7 +3,9 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from leyden.config import ConfigError
+from msgspec.structs import replace
+
+from leyden.config import Config, ConfigError, trained_policies
 from leyden.models.source import BUNDLED
 from leyden.runs.checkpoint_files import STATE_FILE, checkpoint_folder, checkpoint_steps, find_damage, read_best_step
 from leyden.runs.run_folder import stored_config
@@ -20,19 +22,31 @@ def find_run(model: str, home: Path) -> Path | None:
     return find_run_folder(home, model) or (Path(model) if is_run_folder(Path(model)) else None)
 
 
-def find_checkpoint(model: str, home: Path, step: str | None = None) -> str | None:
-    """Return the path of the best checkpoint, or that of `step`, of the run that a model is named after, if any."""
+def find_checkpoint(model: str, home: Path, step: str | None = None, policy: str | None = None) -> str | None:
+    """Return the path of the best checkpoint, or that of `step`, of the run that a model is named after, if any.
+
+    `policy` is one of its policies; None: the only one.
+    """
     run = find_run(model, home)
     if run is not None:
-        return str(choose_checkpoint(run, step or "best").absolute())
+        return str(choose_checkpoint(run, step or "best", policy).absolute())
     if step is not None:
         raise ConfigError(f"--step is for runs, and {model} is not the name or the folder of one")
     return None
 
 
-def choose_checkpoint(run: Path, which: str) -> Path:
-    """Return the folder of the best, the last or a numbered checkpoint of the policy that a run trains."""
-    policy = stored_config(run).policy
+def choose_policy(run: Path, policy: str | None) -> str:
+    """Return the name of a policy that a run trains; None: the only one."""
+    trained = trained_policies(stored_config(run))
+    if policy in trained or (policy is None and len(trained) == 1):
+        return policy or trained[0]
+    which = "it trains several" if policy is None else f"it does not train {policy}"
+    raise ConfigError(f"{run}: {which}: name one with --policy: {', '.join(trained)}")
+
+
+def choose_checkpoint(run: Path, which: str, policy: str | None = None) -> Path:
+    """Return the folder of the best, the last or a numbered checkpoint of a policy that a run trains."""
+    policy = choose_policy(run, policy)
     folder, steps = checkpoint_folder(run, policy), checkpoint_steps(run, policy)
     if not steps:
         raise ConfigError(f"{run} has no checkpoint yet: train it for `checkpoints.every` steps, or to its end")
@@ -56,6 +70,26 @@ def choose_checkpoint(run: Path, which: str) -> Path:
     if (damage := find_damage(checkpoint)) is not None:
         raise ConfigError(f"the checkpoint {checkpoint} is damaged: {damage}; name another with --step")
     return checkpoint
+
+
+def with_model(config: Config, model: str, home: Path, step: str | None = None) -> Config:
+    """Return a configuration with another model: any, or the checkpoints of a run.
+
+    Of several policies, those that are trained have the checkpoints of the run's policies of their names.
+    """
+    if not config.policies:
+        return replace(config, model=find_checkpoint(model, home, step) or model)
+    if find_run(model, home) is None:
+        raise ConfigError(
+            f"--model {model} is one model, and there are several `policies`: name a run that has them, or set "
+            "`policies.NAME.model`"
+        )
+    found = {name: find_checkpoint(model, home, step, name) for name in trained_policies(config)}
+    policies = {
+        name: replace(policy, model=found[name]) if name in found else policy
+        for name, policy in config.policies.items()
+    }
+    return replace(config, policies=policies)
 
 
 def known_runs(home: Path) -> list[str]:

@@ -46,8 +46,8 @@ _MAY_CHANGE = (
     *("engine", "workers", "server", "services", "upstream", "rollout.reward_time_limit_s", "rollout.reward_tries"),
 )
 """Keys that may change when a run is resumed: none of them changes the meaning of the steps so far."""
-_CHOSEN = ("training.learning_rate",)
-"""Keys that a run chooses if they are unset; resumed, it keeps what it chose."""
+_CHOSEN = ".learning_rate"
+"""The end of keys that a run chooses if they are unset; resumed, it keeps what it chose."""
 _LOCK_TRIES, _LOCK_RETRY_S = 5, 0.05
 """Who asks whether a run is held has its lock for an instant."""
 _STEP = re.compile(rb'{"step": (\d+)')
@@ -133,7 +133,7 @@ class RunFolder(Struct, frozen=True):
         """Return whether anything has changed, and the code that has; raise if a trained step forbids it."""
         differences = _differences(self.config_file, config)
         pickled = [key for key, values in differences.items() if all(str(value).endswith(".pkl") for value in values)]
-        left_open = [key for key in _CHOSEN if key in differences and differences[key][1] is None]
+        left_open = [key for key, (_, now) in differences.items() if key.endswith(_CHOSEN) and now is None]
         keys = [key for key in differences if not key.startswith(_MAY_CHANGE) and key not in (*pickled, *left_open)]
         now = fingerprint(config)
         before = self._stored_fingerprint() or now

@@ -52,23 +52,29 @@ class ServeOptions(Struct, frozen=True):
         return self.store or str(self.home / "leyden.db")
 
 
-class ServerProcessOptions(Struct, frozen=True):
-    """Options of a server process whose engine runs in its parent process."""
+class ServedPolicy(Struct, frozen=True):
+    """A policy that a server process serves."""
 
-    serve: ServeOptions
     policy: str
-    """The policy name under which calls are recorded."""
+    """The name under which calls are recorded."""
     model: str
     """The folder with its tokenizer."""
     name: str
     """The model's name in messages."""
     engine: EngineAddress
+    held: bool = False
+    """Whether none of its calls starts before a version of its weights is published."""
+
+
+class ServerProcessOptions(Struct, frozen=True):
+    """Options of a server process whose engines run in its parent process."""
+
+    serve: ServeOptions
+    policies: tuple[ServedPolicy, ...]
     release: bool = False
     """Whether all active attempts are released at the start, because their workers or their model calls are gone."""
     park: str | None = None
     """A run whose rollouts are parked at the start: its training requests again what it needs."""
-    held: bool = False
-    """Whether no model call starts before a version of the weights is published."""
 
     def to_json(self) -> str:
         """Encode as one line of JSON."""

@@ -3,10 +3,12 @@
 import numpy as np
 from msgspec import Struct
 
-from leyden.config import AlgorithmConfig, Config, ConfigError
+from leyden.config import AlgorithmConfig, Config, ConfigError, policy_configs, trained_policies
+from leyden.config.policies import foreign_rewards
 from leyden.learner.user_functions import load_algorithm, load_user_function
 from leyden.orchestrator.algorithm.user_functions import CREDIT_FUNCTIONS
 from leyden.orchestrator.credit.advantages import AdvantageEstimator, Compare
+from leyden.orchestrator.credit.own_rewards import NO_FOREIGN_REWARDS, ForeignRewards
 from leyden.orchestrator.credit.samples import SampleFilter
 from leyden.rl import registry
 from leyden.rl.advantage import CallBatch
@@ -50,8 +52,20 @@ class Algorithm(Struct, frozen=True):
         return self.critic or self.kl_loss or self.entropy
 
 
-def algorithm_of(config: Config) -> Algorithm:
-    """Resolve the algorithm that a configuration names; raise a `ConfigError` that says what to change."""
+def algorithms_of(config: Config) -> dict[str, Algorithm]:
+    """Resolve the algorithm of each policy that is trained, by its name."""
+    own, others = policy_configs(config), set(config.policies)
+    return {
+        name: algorithm_of(own[name], ForeignRewards(foreign_rewards(config, name), frozenset(others - {name})))
+        for name in trained_policies(config)
+    }
+
+
+def algorithm_of(config: Config, foreign: ForeignRewards = NO_FOREIGN_REWARDS) -> Algorithm:
+    """Resolve the algorithm that a configuration names; raise a `ConfigError` that says what to change.
+
+    `foreign` are rewards that count for other policies.
+    """
     named = config.algorithm
     try:
         _check(config)
@@ -62,6 +76,7 @@ def algorithm_of(config: Config) -> Algorithm:
                 roles=config.training.roles or None,
                 allow_biased_sampling=config.training.allow_biased_sampling,
                 policy=config.policy,
+                foreign=foreign,
             ),
             advantage_estimator=AdvantageEstimator(
                 credit=load_algorithm("credit", config, CREDIT_FUNCTIONS),

@@ -9,6 +9,7 @@ from msgspec import Struct, field
 
 from leyden.episodes import Episode, Transition
 from leyden.learner.sample import Sample
+from leyden.orchestrator.credit.own_rewards import NO_FOREIGN_REWARDS, ForeignRewards
 from leyden.outcomes import MEANING
 from leyden.records import DEFAULT_POLICY, Call, CallCredit
 from leyden.rl.situation import Situation
@@ -90,6 +91,8 @@ class SampleFilter(Struct, frozen=True):
     """Whether to train on calls sampled greedily, with truncation or with penalties."""
     policy: str = DEFAULT_POLICY
     """The policy whose calls are trained on."""
+    foreign: ForeignRewards = NO_FOREIGN_REWARDS
+    """The rewards that count for other policies of the run."""
 
 
 def select_rollouts(
@@ -111,7 +114,7 @@ def select_rollouts(
             if reason is not None and call.policy == sample_filter.policy
         ]
 
-    for episode in group:
+    for episode in map(sample_filter.foreign.without, group):
         outcome = episode.attempt.outcome
         assert outcome is not None, "a finished group has finished attempts"
         accounting.outcomes[str(outcome.ending)] += 1

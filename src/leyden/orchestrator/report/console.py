@@ -16,8 +16,17 @@ from leyden.orchestrator.rollouts.evaluation import EvaluationResult
 class ConsoleReport:
     """Writes to a console. `held_out` and `error` are of the last evaluation of a run that resumes."""
 
-    def __init__(self, console: Console, steps: int, held_out: float | None = None, error: float | None = None) -> None:
+    def __init__(
+        self,
+        console: Console,
+        steps: int,
+        held_out: float | None = None,
+        error: float | None = None,
+        several: bool = False,
+    ) -> None:
+        """With `several` policies each line of a step names its policy."""
         self._console, self._steps, self._held_out = console, steps, _reward(held_out, error)
+        self._several = several
         self._line, self._progress = ProgressLine(console), dict[str, str]()
 
     def progress(self, step: int, done: int, total: int, what: str) -> None:
@@ -59,6 +68,8 @@ class ConsoleReport:
             f"{_speed(trained, report.training_s)} trained",
             f"{timedelta(seconds=round(left_s))} left",
         ]
+        if self._several:
+            parts.insert(1, f"[bold]{report.policy}[/]")
         if accounting.groups_dropped:
             dropped = accounting.groups_dropped
             parts.insert(4, f"[yellow]{dropped} group{'s' if dropped > 1 else ''} dropped[/]")

@@ -32,9 +32,19 @@ _CLOSE_TIMEOUT_S = 10.0
 class MetricsLog:
     """Writes the metrics of every step of one policy."""
 
-    def __init__(self, path: Path, policy: str, step: int, remote: Remote, run: str, sinks: Sequence[Sink]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        policy: str,
+        step: int,
+        remote: Remote,
+        run: str,
+        sinks: Sequence[Sink],
+        several: bool = False,
+    ) -> None:
+        """With `several` policies the names of metrics in sinks begin with that of the policy."""
         self._path, self._remote, self._run, self._sinks = path, remote, run, sinks
-        self._policy, self._last = policy, step
+        self._policy, self._last, self._prefix = policy, step, f"{policy}/" if several else ""
         self._sending: set[asyncio.Task[Any]] = set()
         self._unwritten: deque[Callable[[], None]] = deque()
         # after step 0 all of them, because the first evaluation is repeated
@@ -75,7 +85,8 @@ class MetricsLog:
         if not self._unwritten:
             line = {"step": step, "time": time.time(), "policy": self._policy, **metrics}
             self._unwritten.append(partial(append_line, self._path, line))
-            self._unwritten += (partial(sink.write, step, metrics) for sink in self._sinks)
+            named = {f"{self._prefix}{name}": value for name, value in metrics.items()}
+            self._unwritten += (partial(sink.write, step, named) for sink in self._sinks)
             self._unwritten.append(partial(self._send, step, metrics))
         while self._unwritten:
             self._unwritten[0]()

@@ -1,0 +1,33 @@
+"""The rewards of an episode that count for one of several policies."""
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from leyden.episodes import Episode
+from leyden.records import Reward, RewardKind
+
+
+class ForeignRewards(Struct, frozen=True):
+    """What counts for other policies alone."""
+
+    names: frozenset[str] = frozenset()
+    """Of final rewards."""
+    policies: frozenset[str] = frozenset()
+    """The other policies: step and automatic rewards of their calls are theirs."""
+
+    def without(self, episode: Episode) -> Episode:
+        """Return an episode with the rewards that are left; those of the attempt count for every policy."""
+        if not self.names and not self.policies:
+            return episode
+        theirs = {call.id for call in episode.calls if call.policy in self.policies}
+
+        def is_left(reward: Reward) -> bool:
+            if reward.kind is RewardKind.FINAL:
+                return reward.name not in self.names
+            return episode.owner(reward) not in theirs
+
+        return replace(episode, rewards=tuple(filter(is_left, episode.rewards)))
+
+
+NO_FOREIGN_REWARDS = ForeignRewards()
+"""Of a run with one policy."""
