@@ -29,13 +29,15 @@ from leyden.orchestrator.report.metrics_log import read_metrics
 
 RESULTS = ROOT / "results" / "branching"
 PLAIN = "grpo"
-VARIANTS: dict[str, tuple[float, dict[str, Any]]] = {
-    PLAIN: (1.0, {}),
-    "prefixes": (1.25, {"training": {"hard_tasks": "continue"}}),
-    "sampled": (0.7, {"algorithm": {"credit": "sampled"}}),
-    "both": (0.8, {"algorithm": {"credit": "sampled"}, "training": {"hard_tasks": "continue"}}),
+CONTINUE = {"hard_tasks": "continue"}
+SAMPLED = {"credit": "sampled"}
+VARIANTS: dict[str, dict[str, Any]] = {
+    PLAIN: {"training": {"tasks_per_step": 12}},
+    "prefixes": {"training": {**CONTINUE, "tasks_per_step": 14}},
+    "sampled": {"algorithm": SAMPLED, "training": {"tasks_per_step": 8}},
+    "both": {"algorithm": SAMPLED, "training": {**CONTINUE, "tasks_per_step": 9}},
 }
-"""What each sets, after how many steps it makes in multiples of `--steps`, so that all sample about as many tokens."""
+"""What each sets: as many tasks that a step of each samples about as many tokens."""
 STEPS = {"ledger": 28, "sql": 16}
 EVERY = 4
 """Steps between evaluations."""
@@ -43,9 +45,8 @@ EVERY = 4
 
 def run(agent: str, variant: str, seed: int, steps: int, learning_rate: float) -> dict[str, Any]:
     """Train once; return the curve and what its branches were."""
-    factor, settings = VARIANTS[variant]
-    size = {"steps": round(factor * steps), "schedule": "constant", "learning_rate": learning_rate}
-    changes = {**settings, "training": {**size, **settings.get("training", {})}}
+    settings, size = VARIANTS[variant], {"steps": steps, "schedule": "constant", "learning_rate": learning_rate}
+    changes = {**settings, "training": {**size, **settings["training"]}}
     config = ROOT / AGENTS[agent][0] / "spark.toml"
     with tempfile.TemporaryDirectory() as home:
         trained = leyden.train(config, run="branching", home=home, seed=seed, evaluation={"every": EVERY}, **changes)

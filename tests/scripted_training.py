@@ -92,11 +92,20 @@ class ScriptedStore:
         if spec.id not in self.sampled:
             self.journal.write(f"sample {spec.id}")
             self.sampled[spec.id] = [self._episode(run, spec, index) for index in range(spec.size)]
-        return Group(spec.id, run, spec.task.id, spec.purpose, spec.size, 0, 0.0, 1.0)
+        return Group(spec.id, run, spec.task.id, spec.purpose, spec.size, 0, 0.0, 1.0, spec.origin)
 
     async def get_group(self, run: str, group: str) -> Group:
         first = self.sampled[group][0]
-        return Group(group, run, first.task.id, first.rollout.purpose, len(self.sampled[group]), 0, 0.0)
+        return Group(
+            group,
+            run,
+            first.task.id,
+            first.rollout.purpose,
+            len(self.sampled[group]),
+            0,
+            0.0,
+            origin=first.rollout.origin,
+        )
 
     async def group_episodes(self, run: str, group: str) -> list[Episode]:
         if group not in self.sampled:
@@ -122,9 +131,10 @@ class ScriptedStore:
         self.versions.append(version.number)
 
     def _check(self, spec: GroupSpec) -> None:
-        if spec.id in self.sampled and self.sampled[spec.id][0].task != spec.task:
+        first = self.sampled[spec.id][0] if spec.id in self.sampled else None
+        if first is not None and (first.task, first.rollout.origin) != (spec.task, spec.origin):
             self.conflicts += 1
-            raise RemoteError(409, "conflict", f"group {spec.id!r} exists with another task")
+            raise RemoteError(409, "conflict", f"group {spec.id!r} exists with another task or origin")
 
     def _episode(self, run: str, spec: GroupSpec, index: int) -> Episode:
         reward, calls, ending = self.script(spec, index)
@@ -182,7 +192,7 @@ class SlowStore(ScriptedStore):
             self._running[spec.id] = [[] for _ in range(spec.size)]
             self.sampled[spec.id] = [self._episode(run, spec, index) for index in range(spec.size)]
         finished = None if spec.id in self._running else 1.0
-        return Group(spec.id, run, spec.task.id, spec.purpose, spec.size, 0, 0.0, finished)
+        return Group(spec.id, run, spec.task.id, spec.purpose, spec.size, 0, 0.0, finished, spec.origin)
 
     async def follow_events(self, run: str, cursor: EventCursor) -> EventLog:
         while cursor.wait and len(self._log) <= cursor.after:

@@ -180,6 +180,14 @@ class Task(Struct, frozen=True, forbid_unknown_fields=True):
     input: Any
 
 
+class Origin(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where an attempt begins: its first calls are answered as those of an earlier attempt were, from the record."""
+
+    attempt: Id
+    calls: Limit
+    """How many of that attempt's calls, in recorded order; those that were not answered are sampled."""
+
+
 class Group(Struct, frozen=True):
     """Rollouts of one task. They are normalised together and stay in one optimiser step."""
 
@@ -191,6 +199,8 @@ class Group(Struct, frozen=True):
     priority: int
     created: Seconds
     finished: Seconds | None = None
+    origin: Origin | None = None
+    """What its rollouts replay; None: they begin with the task."""
 
 
 class State(StrEnum):
@@ -199,14 +209,6 @@ class State(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
     FINISHED = "finished"
-
-
-class Origin(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where an attempt begins: its first calls are answered as those of an earlier attempt were, from the record."""
-
-    attempt: Id
-    calls: Limit
-    """How many of that attempt's calls, in recorded order; those that were not answered are sampled."""
 
 
 class Rollout(Struct, frozen=True):

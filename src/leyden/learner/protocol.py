@@ -117,9 +117,9 @@ class OpenGroup(Struct, frozen=True):
     step: int
     """The one that it is meant for."""
     draw: TaskDraw | None = None
-    """None: the task follows from the position."""
-    place: int | None = None
-    """In the order of tasks; None: its position."""
+    """None: the task was not drawn."""
+    task: str | None = None
+    """None: it was drawn, or follows from the position."""
     continues: int = 0
     """How many groups in a row have continued its task, with this one."""
     origin: Origin | None = None

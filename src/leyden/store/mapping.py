@@ -79,6 +79,7 @@ def group_from_row(row: Any) -> Group:
         row.priority,
         row.created,
         row.finished,
+        origin_from_row(row),
     )
 
 

@@ -19,7 +19,7 @@ QUICK, ALL = 25, 4000
 
 
 def position_of(group: str) -> int:
-    return int(group.rpartition("-")[2])
+    return int(group.split("-")[1])
 
 
 def teaches_sometimes(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
@@ -27,6 +27,12 @@ def teaches_sometimes(spec: GroupSpec, index: int) -> tuple[float | None, Sequen
     kind = position_of(spec.id) % 7 if spec.id.startswith("train") else 0
     ending = Ending.LOST if kind == 6 else Ending.SUCCEEDED
     return float(index % 2 if kind < 3 else kind % 2), [call(f"{spec.id}.{index}")], ending
+
+
+def hard(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
+    """The same with rollouts of two calls, and of the tasks that leave something to compare one of three succeeds."""
+    reward, calls, ending = teaches_sometimes(spec, index)
+    return reward, [*calls, call(f"{spec.id}.{index}b")][1 if spec.origin else 0 :], ending
 
 
 class CheckedRun(ScriptedRun):
@@ -43,10 +49,10 @@ class CheckedRun(ScriptedRun):
         self.limit_changed = False
         """Whether the limit was changed at a kill: a repeated step may then leave out other tokens."""
         self._step = 0
-        settings = {"steps": 6, "group_size": 2, **training}
+        settings = {"steps": 6, "group_size": 3 if "hard_tasks" in training else 2, **training}
         super().__init__(
             folder,
-            teaches_sometimes,
+            hard if "hard_tasks" in training else teaches_sometimes,
             held_out=1,
             random=Random(seed),
             training=settings,
@@ -116,7 +122,8 @@ async def check(folder: Path, seed: int, killed: bool) -> CheckedRun:
     limit, per_step = random.randint(0, 4), random.randint(1, 3)
     flat = random.choice(("keep", "refill"))
     order = random.choice(("shuffled", "by_difficulty"))
-    run = CheckedRun(folder, seed, max_staleness=limit, tasks_per_step=per_step, flat_groups=flat, task_order=order)
+    settings = {"max_staleness": limit, "tasks_per_step": per_step, "flat_groups": flat, "task_order": order}
+    run = CheckedRun(folder, seed, **settings, **({"hard_tasks": "continue"} if random.random() < 0.5 else {}))
     await run.finish(random if killed else None)
     state, _ = run.checkpoints[6]
     closed = [position_of(name) for step in range(1, 7) for name in run.store.credits[step]]

@@ -91,9 +91,9 @@ class Gathering:
         except RemoteError as refused:
             if refused.status != 409:
                 raise
-            kept = (await self._remote.get_group(self._run, spec.id)).task
-            if kept in self._drawn and kept != spec.task.id:
-                return await self._enqueue(replace(spec, task=self._drawn[kept]))
+            kept = await self._remote.get_group(self._run, spec.id)
+            if kept.task in self._drawn and (kept.task, kept.origin) != (spec.task.id, spec.origin):
+                return await self._enqueue(replace(spec, task=self._drawn[kept.task], origin=kept.origin))
             raise TrainingError(
                 f"an earlier start of the run requested other rollouts here ({refused}): set `tasks` and "
                 "`evaluation.rollouts` back to what they were, or start over with --restart"

@@ -74,8 +74,7 @@ class Prefixes:
         if not 0 < calls < best.calls:
             return None
         origin = Origin(best.attempt, calls)
-        place = open.position if open.place is None else open.place
-        return succeeded, replace(open, place=place, continues=open.continues + 1, origin=origin)
+        return succeeded, replace(open, task=task, continues=open.continues + 1, origin=origin)
 
     def _keep_best(self, task: str, scored: Sequence[tuple[float, Episode]], step: int) -> None:
         """Keep the best rollout of a group, if it is as good as the best of the record.

@@ -1,7 +1,6 @@
 """Where groups come from: each is named by its position in the run. Its task is the next one, a drawn or a hard one."""
 
 from collections.abc import Collection, Mapping, Sequence
-from hashlib import blake2b
 from statistics import fmean
 
 from msgspec.structs import replace
@@ -12,7 +11,7 @@ from leyden.orchestrator.rollouts.difficulty import Difficulty, is_informative
 from leyden.orchestrator.rollouts.open_groups import RequestedGroup
 from leyden.orchestrator.rollouts.prefixes import Prefixes
 from leyden.orchestrator.rollouts.tasks import Tasks
-from leyden.records import Task
+from leyden.records import Group, Task
 
 
 class GroupSource:
@@ -28,7 +27,8 @@ class GroupSource:
     ) -> None:
         """`size` is the number of rollouts of a group. Without `difficulty` tasks are shuffled."""
         self._tasks, self._size, self._difficulty, self._prefixes = tasks, size, difficulty, prefixes
-        self.drawn: Mapping[str, Task] = {task.id: task for task in tasks.train} if difficulty is not None else {}
+        by_position = difficulty is None and prefixes is None
+        self.drawn: Mapping[str, Task] = {} if by_position else {task.id: task for task in tasks.train}
         """By id, the tasks that any group may have; empty: the task follows from the position."""
         self.position = position
         """How many groups were taken since the run began."""
@@ -45,30 +45,30 @@ class GroupSource:
 
     def take(self, step: int, version: int, running: Collection[str]) -> RequestedGroup:
         """Take the next group; `step` is the one that it is meant for, `running` are the tasks of open groups."""
-        position, place = self.position, None
+        position, draw, task = self.position, None, None
         self.position += 1
-        if self._prefixes is not None:
-            if (continued := self._prefixes.take(position, version, step)) is not None:
-                return self.again(continued)
-            place = position - self._prefixes.continued
-        draw = self._difficulty.draw(position, running) if self._difficulty is not None else None
-        return self.again(OpenGroup(position, version, step, draw, place))
+        if self._prefixes is not None and (continued := self._prefixes.take(position, version, step)) is not None:
+            return self.again(continued)
+        if self._difficulty is not None:
+            draw = self._difficulty.draw(position, running)
+        elif self._prefixes is not None:
+            task = self._tasks.at(position - self._prefixes.continued).id
+        return self.again(OpenGroup(position, version, step, draw, task))
 
     def again(self, open: OpenGroup) -> RequestedGroup:
         """Return a group that was taken."""
-        task = self.drawn.get(open.draw.task) if open.draw is not None else None
-        name, origin = f"train-{open.position}", open.origin
-        if origin is not None:  # another origin gives another group, if a resumed run chooses another
-            digest = blake2b(f"{origin.attempt}/{origin.calls}".encode(), digest_size=4).hexdigest()
-            name += f"-{digest}"
-        task = task or self._tasks.at(open.position if open.place is None else open.place)
-        return RequestedGroup(open, GroupSpec(name, task, self._size, step=open.step, origin=origin))
+        task = self.drawn.get(open.draw.task if open.draw is not None else open.task or "")
+        task = task or self._tasks.at(open.position)
+        name = f"train-{open.position}"
+        return RequestedGroup(open, GroupSpec(name, task, self._size, step=open.step, origin=open.origin))
 
-    def set_task(self, group: RequestedGroup, task: str) -> None:
-        """Give a group the task that an earlier process has drawn for it."""
-        if self._difficulty is not None and task != group.spec.task.id:
-            group.spec = replace(group.spec, task=self.drawn[task])
-            group.open = replace(group.open, draw=self._difficulty.drawn(task))
+    def adopt(self, group: RequestedGroup, found: Group) -> None:
+        """Give a group the task and the origin that an earlier process has chosen for it."""
+        if (found.task, found.origin) != (group.spec.task.id, group.spec.origin):
+            group.spec = replace(group.spec, task=self.drawn[found.task], origin=found.origin)
+            draw = self._difficulty.drawn(found.task) if self._difficulty is not None else None
+            continues = 0 if found.origin is None else max(group.open.continues, 1)
+            group.open = replace(group.open, draw=draw, task=found.task, continues=continues, origin=found.origin)
 
     def add_step(self, groups: Sequence[RequestedGroup], step: int, failure_reward: float) -> dict[str, float]:
         """Add the groups of a step to what is known of tasks; return its metrics."""

@@ -159,7 +159,7 @@ class StepRollouts:
             add(self._source.take(meant_for, self._publications.newest, running))
         if specs:
             for found in await self._gathering.request(specs):
-                self._source.set_task(groups[found.id], found.task)
+                self._source.adopt(groups[found.id], found)
             self._show_progress(step)
 
     async def _gather(self, step: int, wait_s: float = MAX_WAIT_S) -> None:

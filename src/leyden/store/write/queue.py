@@ -88,7 +88,7 @@ def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
         ),
     )
     tx.emit(run, EventKind.GROUP_QUEUED, spec.id, size=spec.size, purpose=purpose)
-    return Group(spec.id, run, spec.task.id, spec.purpose, spec.size, spec.priority, tx.now)
+    return Group(spec.id, run, spec.task.id, spec.purpose, spec.size, spec.priority, tx.now, origin=spec.origin)
 
 
 def lease(tx: Transaction, requests: Sequence[LeaseQuery]) -> list[list[Lease]]:
