@@ -47,11 +47,15 @@ def print_report(console: Console, report: "DevReport", episodes: Sequence[Episo
         ),
         "would not": escape(format_counts(report.left_out)) or "nothing",
     }
+    if (replay := report.replay) is not None:
+        rows["replayed exactly"] = f"{replay.exact} of {plural(replay.prefixes, 'call')}"
     for name, value in rows.items():
         table.add_row(name, value)
     print_table(console, table)
     for message, count in report.messages.items():
         console.print(f"[yellow]{count} × {escape(message)}[/]", soft_wrap=True)
+    for difference, count in replay.differences.items() if replay is not None else ():
+        console.print(f"[yellow]{count} × left the record: {escape(difference)}[/]", soft_wrap=True)
     if report.groups_flat and report.failures < len(report.rewards):
         flat = f"{report.groups_flat} of {report.groups} groups flat"
         console.print(f"[yellow]{flat}: a group with equal rewards has no learning signal[/]")

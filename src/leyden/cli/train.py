@@ -60,6 +60,8 @@ def add_dev(commands: Any) -> argparse.ArgumentParser:
     command = add_configuration(commands, "dev", "run an agent a few times and report what is recorded")
     command.add_argument("--tasks", type=integer(1, 1000), default=4, help="how many tasks (default: 4)")
     command.add_argument("--rollouts", type=integer(1, 1000), default=2, help="rollouts of each (default: 2)")
+    how = "then run each rollout again, answered from its record, and say what differs"
+    command.add_argument("--replay", action="store_true", help=how)
     command.set_defaults(run=_dev)
     return command
 
@@ -255,7 +257,7 @@ async def _dev(options: argparse.Namespace) -> None:
     needs_torch()
     from leyden.local.dev import run_dev
 
-    report, episodes = await run_dev(config, options.tasks, options.rollouts)
+    report, episodes = await run_dev(config, options.tasks, options.rollouts, options.replay)
     if options.json:
         print_json(report)
     else:

@@ -99,11 +99,12 @@ def dev(
     reward: Named | None = None,
     limit: int = 4,
     rollouts: int = 2,
+    replay: bool = False,
     **settings: Any,
 ) -> "DevReport":
     """Run an agent `rollouts` times on each of the first `limit` tasks and report what was recorded, without training.
 
-    The other arguments are those of `train`.
+    With `replay` each rollout runs again, answered from its record. The other arguments are those of `train`.
     """
 
     def work() -> "DevReport":
@@ -112,7 +113,7 @@ def dev(
         configure_openmp()
         from leyden.local.dev import run_dev  # imports torch
 
-        return _run(run_dev(run_config, limit, rollouts))[0]
+        return _run(run_dev(run_config, limit, rollouts, replay))[0]
 
     return _without_noise(work)
 

@@ -12,13 +12,14 @@ from msgspec.structs import replace
 
 from leyden.api.wire import GroupSpec
 from leyden.background import start_background
-from leyden.config import Config, policy_configs
+from leyden.config import Config, ConfigError, policy_configs
 from leyden.episodes import Episode
 from leyden.estimates import estimate
 from leyden.learner.objective import objective_of
 from leyden.local.notes import print_note, stderr_console
 from leyden.local.policies import load_policies
 from leyden.local.readable import Readable
+from leyden.local.replaying import ReplayReport, replay_rollouts
 from leyden.local.stack import local_stack
 from leyden.orchestrator.algorithm.resolve import Algorithm, algorithms_of
 from leyden.orchestrator.credit.advantages import StepInputs, compute_advantages
@@ -77,6 +78,8 @@ class DevReport(Readable, Struct, frozen=True):
     """Rollouts and calls that training would not use, by reason."""
     folder: Path
     run: str
+    replay: ReplayReport | None = None
+    """How much of the rollouts the agent repeats if it gets the recorded answers; None: it was not tried."""
 
     @property
     def mean_reward(self) -> float | None:
@@ -84,8 +87,15 @@ class DevReport(Readable, Struct, frozen=True):
         return fmean(self.rewards) if self.rewards else None
 
 
-async def run_dev(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[DevReport, list[Episode]]:
-    """Run the agent a few times, sampled as in training, and report what was recorded."""
+async def run_dev(
+    config: Config, tasks: int = 4, rollouts: int = 2, replay: bool = False
+) -> tuple[DevReport, list[Episode]]:
+    """Run the agent a few times, sampled as in training, and report what was recorded.
+
+    With `replay` each rollout then runs again, answered from its record.
+    """
+    if replay and not config.rollout.replay:
+        raise ConfigError("`rollout.replay` is false: nothing is replayed in this run, so there is nothing to try")
     for own in policy_configs(config).values():
         objective_of(own)  # refuses a loss that cannot be loaded
     chosen = read_tasks(config).train[:tasks]
@@ -96,7 +106,7 @@ async def run_dev(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[De
 
     line = ProgressLine(stderr_console())
 
-    async def collect(collector: RolloutCollector) -> None:
+    async def collect(collector: RolloutCollector) -> ReplayReport | None:
         specs = [GroupSpec(f"dev-{number}", task, rollouts, Purpose.DEV) for number, task in enumerate(chosen)]
         total = len(specs) * rollouts
         line.show(f"0 of {total} rollouts")
@@ -107,14 +117,18 @@ async def run_dev(config: Config, tasks: int = 4, rollouts: int = 2) -> tuple[De
                 line.show(f"{len(episodes)} of {total} rollouts")
         finally:
             printing.cancel()
+        if not replay:
+            return None
+        line.show(f"{total} rollouts run again, answered from their record")
+        return await replay_rollouts(collector, episodes)
 
     with folder.acquire(config):
         async with local_stack(config, folder.path, policies, run) as stack:
             try:
-                await stack.run(collect(RolloutCollector(stack.remote, run)))
+                replayed = await stack.run(collect(RolloutCollector(stack.remote, run)))
             finally:
                 line.close()
-    return summarise(config, episodes, folder.path), episodes
+    return replace(summarise(config, episodes, folder.path), replay=replayed), episodes
 
 
 async def print_progress(done: Callable[[], int], total: int, config: Config) -> None:
