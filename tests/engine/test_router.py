@@ -131,6 +131,7 @@ async def test_a_lost_replica_gets_requests_again_when_it_answers() -> None:
         for number in range(3):
             assert len(ids(await collect(router, request(f"s{number}")))) == TOKENS
         assert [len(replica.requests) for replica in replicas] == [0, 3]
+        assert router.loads == (None, 0)
         replicas[0].alive = True
         await eventually(lambda: not router._lost)
         await collect(router, request("new"))

@@ -418,6 +418,8 @@ class EngineView(Struct, frozen=True):
     """Tokens sampled in the last minute; an upstream does not tell."""
     run: str = ""
     """The run in whose folder its server is; empty for this server's."""
+    replicas: tuple[int | None, ...] = ()
+    """The calls that run at each of several replicas; None at one that does not answer."""
 
 
 class EngineReport(Struct, frozen=True):

@@ -49,6 +49,11 @@ class ReplicaRouter:
         """Whether at least one replica answers."""
         self._answers.set()
 
+    @property
+    def loads(self) -> tuple[int | None, ...]:
+        """By replica, the requests that run there; None at one that does not answer."""
+        return tuple(None if index in self._lost else running for index, running in enumerate(self.running))
+
     async def close(self) -> None:
         """Wait for lost replicas no longer."""
         waiting = list(self._lost.values())

@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from leyden.api.views import EngineReport, EngineView
 from leyden.background import start_background, wait_set
+from leyden.engine.router import ReplicaRouter
 from leyden.server.gateway.served_model import ServedModel
 from leyden.server.service import ServerContext
 from leyden.store.files.engine_file import remove_report, write_report
@@ -50,6 +51,7 @@ def _served(model: ServedModel, version: int | None) -> EngineView:
         calls=recent.calls,
         failed=recent.failed,
         tokens=recent.tokens,
+        replicas=model.engine.loads if isinstance(model.engine, ReplicaRouter) else (),
     )
 
 

@@ -20,7 +20,7 @@ export async function show(main, { signal }) {
         refused.length > 0 && fact("refused requests", refused.map(([reason, count]) => h("span", { class: "chip warn" }, `${reason.replaceAll("_", " ")} ${whole(count)}`)))),
       h("h2", {}, "Engines"),
       fleet.engines.length ? table(["of", "policy", "engine", "version", "in use", "waiting", "calls a minute", "tokens a second", "failed", "state"], fleet.engines.map((one) => [
-        one.run || h("span", { class: "soft" }, "this server"), h("b", {}, one.policy), one.location, one.version ?? "–",
+        one.run || h("span", { class: "soft" }, "this server"), h("b", {}, one.policy), [one.location, one.replicas.length > 0 && h("span", { class: "soft" }, ` ${one.replicas.map((running) => running ?? "down").join(" + ")}`)], one.version ?? "–",
         one.slots === null ? whole(one.running) : meter(one.running, one.slots), whole(one.waiting), whole(one.calls), one.tokens ? number(one.tokens / 60, 1) : "–",
         one.failed ? h("span", { class: "bad" }, whole(one.failed)) : "0", one.held ? badge("held") : badge("serving"),
       ])) : h("p", { class: "soft" }, "No model is served now, by this server or by a training in its home folder."),
