@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from leyden.config import Config, ConfigError, read_config
-from leyden.learner.objective import objective_of
 from leyden.local.learner import check_devices, open_learner
-from leyden.models.source import find_model
-from leyden.orchestrator.algorithm.resolve import algorithm_of
+from leyden.orchestrator.algorithm.resolve import algorithms_of
 
 
 def test_the_engine_has_a_gpu_of_its_own() -> None:
@@ -32,7 +30,5 @@ async def test_adapters_that_the_embedded_engine_would_round_are_refused(tmp_pat
     )
     async with AsyncExitStack() as opened:
         with pytest.raises(ConfigError, match=r'`training.lora`.*set `engine.kind = "vllm"` or `engine.dtype'):
-            await open_learner(
-                opened, config, algorithm_of(config), objective_of(config), find_model("spark", "."), tmp_path
-            )
+            await open_learner(opened, config, algorithms_of(config), tmp_path)
     assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240

@@ -2,6 +2,7 @@
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -216,3 +217,15 @@ async def test_an_evaluation_has_an_error_clustered_by_task_and_no_test_tasks(st
     assert (card.state == "finished", card.best_step) == ((True, None) if step is None else (False, 3))
     (point,) = (await store.read(digest_run, "r")).rewards(PointsQuery(10)).held_out
     assert (point.mean, point.error) == (card.reward, card.error)
+
+
+async def test_the_policy_of_a_run_is_the_first_that_it_trains(store: Store) -> None:
+    configs: dict[str, Any] = {
+        "one": {"policy": "writer", "policies": {}},
+        "two": {"policy": "policy", "policies": {"judge": {"upstream": True}, "old": {"trained": False}, "new": {}}},
+        "none": None,
+    }
+    for run, config in configs.items():
+        await store.create_run(RunSpec(run, config=config))
+        configs[run] = await store.read(views.trained_policy, run)
+    assert configs == {"one": "writer", "two": "new", "none": "policy"}

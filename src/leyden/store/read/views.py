@@ -91,10 +91,16 @@ def _selects(selector: str, name: str) -> bool:
 
 
 def trained_policy(connection: Connection, run: str) -> str:
-    """Return the name of the policy that a run trains; a configuration that names none trains the default policy."""
+    """Return the name of the policy that a run trains, of several the first; it has the default name if none is set."""
     config = decode_json(connection.scalar(select(runs.c.config).where(runs.c.id == run)) or b"null")
-    name = config.get("policy") if isinstance(config, dict) else None
-    return name if isinstance(name, str) else DEFAULT_POLICY
+    if not isinstance(config, dict):
+        return DEFAULT_POLICY
+    policies = config.get("policies")
+    for name, policy in policies.items() if isinstance(policies, dict) else ():
+        if isinstance(policy, dict) and policy.get("trained", True) and not policy.get("upstream"):
+            return str(name)
+    named = config.get("policy")
+    return named if isinstance(named, str) else DEFAULT_POLICY
 
 
 def open_runs(connection: Connection, only: str | None = None) -> list[str]:
