@@ -71,9 +71,12 @@ def test_the_prefix_grows_if_all_fail_and_shrinks_if_most_succeed_and_stays_if_h
     assert after(group([0.0] * 4), prefixes=prefixes)[1][0].origin == Origin("g.0.1", 3)
 
 
-def test_a_prefix_of_no_call_is_the_task_itself() -> None:
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_a_prefix_of_no_call_or_of_all_is_none_and_the_next_time_the_search_begins_anew(reward: float) -> None:
     prefixes, (first,) = after(group([0.0, 0.0, 1.0], calls=2))
-    assert after(group([1.0] * 3, open=first, calls=2), prefixes=prefixes)[1] == []
+    assert after(group([reward] * 3, open=first, calls=2), prefixes=prefixes)[1] == []
+    (again,) = after(group([0.0] * 3, calls=2), prefixes=prefixes)[1]
+    assert again.origin is not None and again.origin.calls == 1
 
 
 def test_rollouts_that_left_the_record_say_nothing_of_the_prefix() -> None:

@@ -68,12 +68,11 @@ class Prefixes:
             best = self._best[task] = replace(best, share=share)
         elif succeeded >= 0.5 or min(rewards) >= self._success:
             return None
-        if open.continues == _IN_A_ROW:
+        elif not _is_inside(best):  # it was found to be easy, or to fail in the end: begin the search anew
+            best = self._best[task] = replace(best, share=0.5)
+        if open.continues == _IN_A_ROW or not _is_inside(best):
             return None
-        calls = round(best.share * best.calls)
-        if not 0 < calls < best.calls:
-            return None
-        origin = Origin(best.attempt, calls)
+        origin = Origin(best.attempt, round(best.share * best.calls))
         return succeeded, replace(open, task=task, continues=open.continues + 1, origin=origin)
 
     def _keep_best(self, task: str, scored: Sequence[tuple[float, Episode]], step: int) -> None:
@@ -89,3 +88,7 @@ class Prefixes:
         if known is None or step - known.step > _RECENT_STEPS or found >= known.reward:
             share = known.share if known is not None else 0.5
             self._best[task] = BestRollout(episode.attempt.id, len(episode.calls), found, step, share)
+
+
+def _is_inside(best: BestRollout) -> bool:
+    return 0 < round(best.share * best.calls) < best.calls
