@@ -1,6 +1,7 @@
 """Does staleness cost reward? The calculator agent on the bundled model at several limits, with several seeds.
 
-    python benchmarks/async_learning.py --limits 0 1 4 --seeds 8 --out results/async_learning
+    python benchmarks/async_learning.py --limits 0 1 4 --seeds 8 --runs results/async_learning/runs.jsonl \\
+        --out results/async_learning
     python benchmarks/async_learning.py --settings training.max_staleness=0 training.flat_groups=refill --seeds 3 \\
         --out results/refill
 
