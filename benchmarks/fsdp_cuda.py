@@ -5,6 +5,7 @@ The model has the shape of Qwen2.5-1.5B and random weights; samples are groups o
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -90,6 +91,7 @@ def train(way: str, options: argparse.Namespace) -> dict[str, Any]:
     device = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
     peers: Peers = ALONE
     if way == "fsdp":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         ranks = RankPeers(World(0, 1, str(Path(tempfile.mkdtemp()) / "meeting"), 60.0), device)
         ranks.compute_dtype = torch.bfloat16
         peers = ranks

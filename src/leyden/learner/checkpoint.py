@@ -17,12 +17,20 @@ from pathlib import Path
 import msgspec
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from leyden.config import CheckpointConfig, ConfigError
 from leyden.learner.errors import TrainingError
 from leyden.learner.loading import read_model
-from leyden.learner.moments import MOMENT_KEYS, beside_and_moments, make_moments
+from leyden.learner.moments import (
+    BESIDE_FILE,
+    MOMENT_KEYS,
+    MOMENTS_FILE,
+    beside_and_moments,
+    make_moments,
+    read_beside,
+    read_moments,
+)
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import TrainerState
 from leyden.learner.sharded_files import is_sharded, read_shards
@@ -40,8 +48,6 @@ from leyden.runs.checkpoint_files import (
 )
 
 _CONFIG = "config.json"
-_OPTIMISER = "optimiser.safetensors"
-_EXTRA = "beside.safetensors"
 
 
 class Checkpoints:
@@ -67,8 +73,8 @@ class Checkpoints:
         """Write a checkpoint, and delete those that are no longer kept."""
         with self.writing(snapshot.state) as folder:
             snapshot.model.save_pretrained(folder, state_dict=dict(snapshot.weights))  # which it empties
-            save_file(dict(snapshot.extra), folder / _EXTRA)
-            save_file(dict(snapshot.optimiser), folder / _OPTIMISER)
+            save_file(dict(snapshot.extra), folder / BESIDE_FILE)
+            save_file(dict(snapshot.optimiser), folder / MOMENTS_FILE)
         return self._folder / f"step-{snapshot.state.step}"
 
     @contextmanager
@@ -186,16 +192,6 @@ def _load_weights(folder: Path, policy: Policy) -> None:
     with torch.no_grad():
         for name, parameter in policy.extra_parameters.items():
             parameter.copy_(extra[name])
-
-
-def read_moments(folder: Path) -> dict[str, torch.Tensor]:
-    """Read the optimiser's moments, and the state of the random numbers, of a checkpoint that is not sharded."""
-    return load_file(folder / _OPTIMISER)
-
-
-def read_beside(folder: Path) -> dict[str, torch.Tensor]:
-    """Read the LoRA matrices and the critic of a checkpoint that is not sharded."""
-    return load_file(folder / _EXTRA)
 
 
 def restore_moments(

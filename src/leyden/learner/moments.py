@@ -3,12 +3,25 @@
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from leyden.learner.policy import Policy
 from leyden.learner.sharded_files import BESIDE, MOMENTS, stored_names
 
+BESIDE_FILE, MOMENTS_FILE = "beside.safetensors", "optimiser.safetensors"
+"""Of a checkpoint that is not sharded."""
 MOMENT_KEYS = ("exp_avg", "exp_avg_sq", "step")
+
+
+def read_moments(folder: Path) -> dict[str, Tensor]:
+    """Read the optimiser's moments, and the state of the random numbers, of a checkpoint that is not sharded."""
+    return load_file(folder / MOMENTS_FILE)
+
+
+def read_beside(folder: Path) -> dict[str, Tensor]:
+    """Read the LoRA matrices and the critic of a checkpoint that is not sharded."""
+    return load_file(folder / BESIDE_FILE)
 
 
 def beside_and_moments(policy: Policy, moments: bool = True) -> dict[str, Tensor]:

@@ -22,15 +22,13 @@ from transformers import PreTrainedModel
 
 from leyden.config import ConfigError
 from leyden.engine.protocol import LoraWeights
-from leyden.learner.checkpoint import read_beside, read_moments
 from leyden.learner.errors import TrainingError
 from leyden.learner.evaluation import evaluate, to_arrays
 from leyden.learner.loading import empty_model, read_model, read_model_config
-from leyden.learner.moments import beside_and_moments, make_moments
+from leyden.learner.moments import beside_and_moments, make_moments, read_beside, read_moments
 from leyden.learner.objective import Objective, objective_of
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import Logprobs, SampleEvaluation, Update, UpdateMetrics
-from leyden.learner.ranks.merging import merged_shards
 from leyden.learner.ranks.messages import MAX_FRAME, RankReply, RankSetup, World
 from leyden.learner.ranks.peers import RankPeers
 from leyden.learner.sample import Sample
@@ -168,6 +166,8 @@ class Rank:
         if (adapter := self._policy.adapter) is None:
             return {name: parameter.detach for name, parameter in self._policy.model.named_parameters()}
         if merged:
+            from leyden.learner.ranks.merging import merged_shards  # peft takes a while to import, and few need it
+
             return merged_shards(adapter)
         return {name: parameter.detach for name, parameter in adapter.base_tensors()}
 
