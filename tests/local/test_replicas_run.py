@@ -19,6 +19,6 @@ def test_a_run_goes_on_while_a_killed_replica_is_started_again(tmp_path: Path) -
     assert "an engine process ended (killed by SIGKILL)" in printed
     steps = [line for line in training.metrics() if line["step"]]
     assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
-    assert all(line["rollouts/finished"] == 6 for line in steps if "rollouts/finished" in line)
+    assert all(line["rollouts/succeeded"] == 6 for line in steps)
     assert not any(name.startswith("rollouts/excluded/engine") for line in steps for name in line)
     assert all(line["training/kl_sampler_k3"] < 1e-6 for line in steps if "training/kl_sampler_k3" in line)
