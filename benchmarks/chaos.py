@@ -408,6 +408,13 @@ engine = %s
 """
 
 
+IN_FLIGHT = """
+SELECT coalesce(max(made), 0) FROM (
+    SELECT count(*) AS made FROM calls JOIN attempts ON attempts.id = calls.attempt_id
+    WHERE attempts.ended IS NULL GROUP BY calls.attempt_id
+)
+"""
+"""The most calls that an attempt has made which has not ended: kills strike after a random one."""
 RESAMPLED = """
 SELECT count(*), coalesce(sum(NOT EXISTS (
     SELECT 1 FROM attempts last JOIN calls kept ON kept.attempt_id = last.id
@@ -435,9 +442,11 @@ def kill_in_training(
     (folder / "tasks.jsonl").write_text("\n".join(questions))
     process = _train(folder)
     for target in itertools.islice(itertools.cycle(targets), kills):
-        deadline = time.monotonic() + rng.uniform(2.0, 6.0)
-        while process.poll() is None and (time.monotonic() < deadline or not _targets(process.pid, target)):
-            time.sleep(0.1)
+        deadline, calls = time.monotonic() + rng.uniform(2.0, 6.0), rng.randint(1, 5)
+        while process.poll() is None and (
+            time.monotonic() < deadline or not _targets(process.pid, target) or _query(folder, IN_FLIGHT)[0] != calls
+        ):
+            time.sleep(0.02)
         if process.poll() is not None:
             break
         for victim in _targets(process.pid, target)[:1]:
@@ -454,8 +463,15 @@ def kill_in_training(
     accounts.lost += steps - len({line["step"] for line in lines})
     accounts.twice += len(lines) - len({line["step"] for line in lines})
     accounts.lost += sum(int(6 - line.get("rollouts/succeeded", 0)) for line in lines)
-    with closing(sqlite3.connect(folder / "runs/chaos/leyden.db")) as database:
-        accounts.sampled, accounts.resampled = database.execute(RESAMPLED).fetchone()
+    accounts.sampled, accounts.resampled = _query(folder, RESAMPLED)
+
+
+def _query(folder: Path, query: str) -> tuple[int, ...]:
+    """Return the row that a query finds in the record of the training; zeros before there is one."""
+    path = (folder / "runs/chaos/leyden.db").absolute().as_uri() + "?mode=ro"
+    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(path, uri=True)) as database:
+        return tuple(database.execute(query).fetchone())
+    return (0, 0)
 
 
 def _train(folder: Path) -> "subprocess.Popen[bytes]":
