@@ -82,7 +82,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/engine.py --out results/engine
 	$(BIN)/python benchmarks/loop.py --out results/loop
 	$(BIN)/python benchmarks/async.py --out results/async_tail
-	$(BIN)/python benchmarks/replaying.py --out results/replay
+	$(BIN)/python benchmarks/replay.py --out results/replay
 	$(BIN)/python benchmarks/tree.py --out results/tree
 	$(BIN)/python benchmarks/loss_memory.py --out results/loss_memory
 	$(BIN)/python benchmarks/credit.py --out results/credit

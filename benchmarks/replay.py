@@ -1,6 +1,6 @@
 """How much of their recorded rollouts do agents repeat token for token, if the record answers their calls?
 
-    python benchmarks/replaying.py --out results/replay
+    python benchmarks/replay.py --out results/replay
 
 The agents of examples/, unchanged, with the bundled model: sql (LangGraph), rag (OpenAI Agents SDK), calc (AutoGen) and
 calc_plain (the plain `openai` client). Each runs some rollouts, then each of them again by `leyden dev --replay`. The
