@@ -34,6 +34,20 @@ def test_a_start_that_fails_before_there_is_a_store_leaves_no_new_folder(tmp_pat
     assert folder.config_file.exists()  # the folder is of an earlier start
 
 
+def test_the_folder_of_a_trial_takes_the_place_of_the_last_one(tmp_path: Path) -> None:
+    config = Config(run="mine", agent="a.py:solve", tasks="t.jsonl", home=str(tmp_path))
+    (tmp_path / "a.py").write_text("def solve(task): ...")
+    first = RunFolder.renewed(config, "dev")
+    assert first.path.name == "mine.dev"
+    with first.acquire(config):
+        assert RunFolder.renewed(config, "dev").path.name == "mine.dev-2"  # another process tries out at the same time
+        assert first.config_file.exists()
+    assert RunFolder.renewed(config, "dev") == first and not first.path.exists()
+    first.path.mkdir()
+    first.metrics_file.touch()  # a training that is called `mine.dev`
+    assert RunFolder.renewed(config, "dev").path.name == "mine.dev-2" and first.metrics_file.exists()
+
+
 @pytest.mark.parametrize("mode", [None, 0o755], ids=["new", "opened to others"])
 def test_other_users_cannot_open_the_folder_of_a_run(tmp_path: Path, mode: int | None) -> None:
     config = Config(run="mine", agent="a.py:solve", tasks="t.jsonl", home=str(tmp_path / "runs"))

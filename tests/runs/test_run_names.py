@@ -1,10 +1,15 @@
 """What the name of a run means."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from leyden.runs.run_names import FolderRuns, may_have, name_runs
+from leyden.config import ConfigError
+from leyden.runs.run_checkpoints import require_run_folder
+from leyden.runs.run_names import FolderRuns, denied, may_have, name_runs
+from leyden.runs.stored_runs import open_run, open_stores
+from leyden.store.errors import StoreUnusable
 
 
 @pytest.fixture
@@ -50,3 +55,20 @@ def test_a_name_says_which_folders_may_have_its_run() -> None:
     folders = [Path("runs", name) for name in ("calc", "calc.before-1", "calc:a", "ca")]
     assert [folder.name for folder in may_have(folders, "calc:a")] == ["calc", "calc:a"]
     assert [folder.name for folder in may_have(folders, "calc.before-1")] == ["calc.before-1"]
+
+
+def test_the_folder_of_another_user_is_denied_and_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "theirs").mkdir()
+    assert denied(tmp_path) is None
+    # as root, who runs some tests, may open everything
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "theirs")
+    message = f"{tmp_path}/theirs: permission denied"
+    for run in (None, "theirs"):
+        assert str(denied(tmp_path, run)).startswith(message)
+    assert denied(tmp_path, "mine") is None
+    with pytest.raises(StoreUnusable, match=message), open_stores(tmp_path):
+        pass
+    with pytest.raises(StoreUnusable, match=message), open_run(tmp_path, "theirs"):
+        pass
+    with pytest.raises(ConfigError, match=message):
+        require_run_folder(tmp_path, "theirs")

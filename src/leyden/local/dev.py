@@ -1,7 +1,6 @@
 """`leyden dev`: runs a few rollouts without training and reports exactly what was recorded and what was not."""
 
 import asyncio
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -100,7 +99,7 @@ async def run_dev(
         objective_of(own)  # refuses a loss that cannot be loaded
     chosen = read_tasks(config).train[:tasks]
     policies = load_policies(config)
-    folder = RunFolder.of(config, f".dev-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder = RunFolder.renewed(config, "dev")
     run = folder.path.name
     episodes: list[Episode] = []
 

@@ -1,5 +1,6 @@
 """`leyden eval`: measures a model on the held-out tasks, or on others, without training it."""
 
+import re
 import time
 from pathlib import Path
 
@@ -48,7 +49,8 @@ async def evaluate_model(config: Config, model: str | None = None, tasks: str | 
     loaded = (
         load_policies(config) if model is None else load_policies(with_model(config, model, home), known_runs(home))
     )
-    folder = RunFolder.of(config, f".eval-{time.strftime('%Y%m%d-%H%M%S')}")
+    of_model = f"-{re.sub(r'[^A-Za-z0-9.]+', '-', model).strip('-.')[-60:]}" if model is not None else ""
+    folder = RunFolder.renewed(config, f"eval{of_model}")
     run = folder.path.name
     with folder.acquire(config):
         async with local_stack(config, folder.path, loaded, run) as stack:

@@ -9,7 +9,7 @@ from leyden.config import Config, ConfigError, trained_policies
 from leyden.models.source import BUNDLED
 from leyden.runs.checkpoint_files import STATE_FILE, checkpoint_folder, checkpoint_steps, find_damage, read_best_step
 from leyden.runs.run_folder import stored_config
-from leyden.runs.run_names import STORE_NAME, is_run_folder, may_have, run_folders
+from leyden.runs.run_names import STORE_NAME, denied, is_run_folder, may_have, run_folders
 
 
 def find_run(model: str, home: Path) -> Path | None:
@@ -111,6 +111,8 @@ def require_run_folder(home: Path, run: str) -> Path:
     """Return the folder of the run of a name; if it has none, raise an error with the runs that have one."""
     if (folder := find_run_folder(home, run)) is not None:
         return folder
+    if (refusal := denied(home, run)) is not None:
+        raise ConfigError(refusal)
     known = ", ".join(folder.name for folder in run_folders(home))
     there = f"; there are {known}" if known else ""
     raise ConfigError(f"there is no run {run!r} with a folder in {home}{there}")

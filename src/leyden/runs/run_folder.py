@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from leyden.config import Config, ConfigError, read_config, to_toml
 from leyden.runs.run_names import STORE_NAME
-from leyden.store.files.run_lock import LOCK_NAME
+from leyden.store.files.run_lock import LOCK_NAME, is_run_held
 from leyden.user_code.fingerprint import Fingerprint, edited_files, fingerprint
 
 _MAY_CHANGE = (
@@ -71,6 +71,19 @@ class RunFolder(Struct, frozen=True):
     def of(cls, config: Config, suffix: str = "") -> "RunFolder":
         """Return the folder of a configuration's run."""
         return cls(Path(config.home).absolute() / f"{config.run}{suffix}")
+
+    @classmethod
+    def renewed(cls, config: Config, kind: str) -> "RunFolder":
+        """Return a folder for a run of `leyden dev` or `leyden eval`, in place of the last one of its kind.
+
+        While a process uses that one, or if a training has its name, it is the next by number.
+        """
+        for suffix in chain([f".{kind}"], (f".{kind}-{number}" for number in count(2))):
+            folder = cls.of(config, suffix)
+            if is_run_held(folder.path) is not True and not folder.metrics_file.exists():
+                break
+        shutil.rmtree(folder.path, ignore_errors=True)
+        return folder
 
     @property
     def config_file(self) -> Path:

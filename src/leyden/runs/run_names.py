@@ -8,6 +8,7 @@ folder's own one if the home folder's store has a run of that name, is called FO
 have the same name, and a name says which folder has its store.
 """
 
+import os
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -76,6 +77,13 @@ def run_folders(home: Path) -> list[Path]:
 def store_folders(home: Path) -> list[Path]:
     """Return the folders of a home folder that have a store, by name."""
     return [path.parent for path in sorted(home.glob(f"*/{STORE_NAME}"))]
+
+
+def denied(home: Path, run: str | None = None) -> str | None:
+    """Say which folder of a home folder this user may not open: that of a run, or any; None if there is none."""
+    folders = sorted(home.iterdir()) if run is None and home.is_dir() else [home / (run or "")]
+    closed = next((one for one in folders if one.is_dir() and not os.access(one, os.R_OK | os.X_OK)), None)
+    return None if closed is None else f"{closed}: permission denied: the folder is another user's"
 
 
 def may_have(folders: Iterable[Path], run: str) -> list[Path]:

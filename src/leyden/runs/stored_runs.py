@@ -17,6 +17,7 @@ from leyden.records import Run
 from leyden.runs.run_names import (
     STORE_NAME,
     FolderRuns,
+    denied,
     may_have,
     name_leases,
     name_runs,
@@ -127,7 +128,9 @@ def open_stores(home: Path, location: str | None = None) -> Iterator[list[Stored
         taken = _ids(common)
         folders = store_folders(home) if location is None else []
         if common is None and not folders:
-            raise StoreUnusable(f"no runs in {home}: `leyden train` writes them there; --home names another folder")
+            raise StoreUnusable(
+                denied(home) or f"no runs in {home}: `leyden train` writes them there; --home names another folder"
+            )
         own = [stack.enter_context(_folder_store(folder, taken)) for folder in folders]
         yield own if common is None else [common, *own]
 
@@ -146,6 +149,8 @@ def open_run(home: Path, run: str, location: str | None = None) -> Iterator[Stor
             if run in found.named.ids:
                 yield found
                 return
+        if (refusal := denied(home, run)) is not None:
+            raise StoreUnusable(refusal)
         with open_stores(home, location) as stores:
             known = sorted(name for store in stores for name in store.named.ids)
     there = f"there are {', '.join(known[:20])}" if known else "there are none"
