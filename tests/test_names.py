@@ -17,6 +17,7 @@ from leyden.learner.protocol import UpdateMetrics
 from leyden.local.stack import run_settings
 from leyden.orchestrator.report.call_positions import CallPositions
 from leyden.orchestrator.report.metrics_log import evaluation_metrics, step_metrics
+from leyden.orchestrator.rollouts.branch_usage import BranchUsage
 from leyden.orchestrator.rollouts.call_usage import CallUsage
 
 ROOT = Path(__file__).parents[1]
@@ -78,6 +79,7 @@ def test_the_settings_of_a_run_have_the_names_of_the_keys_that_set_them() -> Non
             "tool_calls": "any",
             "max_calls": 9,
             "max_tokens": 77,
+            "replay": False,
             "agent_rewards": True,
         },
         "training": {"allow_biased_sampling": True},
@@ -101,7 +103,7 @@ def test_the_settings_of_a_run_have_the_names_of_the_keys_that_set_them() -> Non
 
 def test_pages_reports_docs_and_tests_name_metrics_that_are_written() -> None:
     """A name in a chart, in `leyden top`, in the report, the docs or a test stands in the code that writes metrics."""
-    source = "".join(inspect.getsource(one) for one in (step_metrics, evaluation_metrics, UpdateMetrics))
+    source = "".join(inspect.getsource(one) for one in (step_metrics, evaluation_metrics, UpdateMetrics, BranchUsage))
     usage, positions = inspect.getsource(CallUsage), inspect.getsource(CallPositions)
     algorithms = "".join(path.read_text() for path in _files("rl", "learner"))
     endings = {str(ending) for ending in import_module("leyden.outcomes").Ending}

@@ -120,7 +120,7 @@ def test_commands_that_need_the_folder_take_the_one_of_the_name(
         assert command("prune", name) == {name: 0}
         assert require_run_folder(home, name) == folder  # of `leyden export`
         assert find_checkpoint(name, home) == str(folder / "step-1")  # of `leyden eval`
-        served = find_served(name, home)
+        (served,) = find_served(name, home)
         assert (served.name, served.source.folder) == (name, folder / "step-1")
     (home / archived / "leyden.db").write_bytes(b"damaged")
     assert require_run_folder(home, "calc") == home / "calc"

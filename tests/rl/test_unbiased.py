@@ -133,7 +133,8 @@ def by_situation(advantage: Advantage, calls: CallBatch, turn: Ints) -> Floats:
     found = np.empty(len(turn))
     for group in np.unique(calls.group):
         own = calls.group == group
-        fields = {name: getattr(calls, name)[own] for name in CallBatch.__struct_fields__ if name != "situation"}
+        given = {name: getattr(calls, name) for name in CallBatch.__struct_fields__ if name != "situation"}
+        fields = {name: field[own] for name, field in given.items() if field is not None}
         added = {"value": [1.0, 4.0, 0.0, 2.0], "weight": [0.5] * 4, "group": [-1] * 4, "rollout": -1 - beside}
         update = CallBatch(
             **{name: np.concatenate([field, added.get(name, np.zeros(4, int))]) for name, field in fields.items()},
