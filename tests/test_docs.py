@@ -103,11 +103,11 @@ def commands(*pages: Path) -> list[str]:
         for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
             if language in ("", "sh"):
                 found += re.findall(r"^leyden (.*?)(?:\s+#.*)?$", block, re.MULTILINE)
-    given = {"RUN": "mine", "ROLLOUT": "", "URL": "http://127.0.0.1:1", "FILE": "worker.key", "[": "", "]": ""}
+    given = {"RUN": "mine", "ROLLOUT": "train-0.0", "URL": "http://127.0.0.1:1", "FILE": "worker.key", "[": "", "]": ""}
     return list(dict.fromkeys(re.sub(r"\bRUN\b|\bROLLOUT\b|\bURL\b|\bFILE\b", lambda m: given[m[0]], c) for c in found))
 
 
-@pytest.mark.parametrize("command", [c.replace("[]", "") for c in commands(*PAGES)])
+@pytest.mark.parametrize("command", [c.replace("[train-0.0]", "") for c in commands(*PAGES)])
 def test_commands_have_the_arguments_that_the_pages_say(command: str) -> None:
     words = shlex.split(command)
     options, rest = parser(words[0]).parse_known_args(words)
@@ -243,6 +243,7 @@ RUN_ELSEWHERE = {
     "serve": "tests/local/test_serve.py and tests/server start servers",
     "worker": "tests/local/test_train.py starts workers",
     "init": "tests/cli/test_init.py",
+    "replay mine": "tests/local/test_replay.py",
     "shop_graph.toml": "tests/cli/test_init.py",
     "--push": "tests/local/test_model_card.py",
     "engine.url": "tests/local/test_vllm_run.py, where vLLM is installed",
@@ -272,7 +273,9 @@ def test_the_commands_of_the_pages_run(tmp_path: Path) -> None:
             "[training]\nsteps = 2\ntasks_per_step = 2\ngroup_size = 2\nlearning_rate = 1e-3\n"
             "[evaluation]\nevery = 2\nrollouts = 1\n"
         )
-    wanted = [c.replace("[]", "") for c in commands(ROOT / "README.md", *sorted(set(DOCS.glob("*.md")) - {TUTORIAL}))]
+    wanted = [
+        c.replace("[train-0.0]", "") for c in commands(ROOT / "README.md", *sorted(set(DOCS.glob("*.md")) - {TUTORIAL}))
+    ]
     runnable = [c for c in wanted if not any(part in c for part in RUN_ELSEWHERE)]
     trainings = [
         *(f"train {name}.toml" for name in ("before", "after", "calc")),

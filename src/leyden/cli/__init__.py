@@ -27,7 +27,7 @@ _COMMANDS = {
     **dict.fromkeys(("train", "dev", "eval", "export"), "train"),
     **{name: name for name in ("init", "demo", "serve", "worker")},
     **dict.fromkeys(("runs", "show"), "show"),
-    **{name: name for name in ("top", "compare", "report", "check", "rescore")},
+    **{name: name for name in ("top", "compare", "report", "check", "rescore", "replay")},
     **dict.fromkeys(("delete", "prune"), "cleaning"),
 }
 """Command to the module that has `add_COMMAND`. Only the module of the command in use is imported: some take long."""

@@ -97,7 +97,7 @@ def add_settings(command: argparse.ArgumentParser) -> None:
 
 def configuration(options: argparse.Namespace) -> Config:
     """Read the configuration of a command, with its overrides."""
-    document = override(read_file(options.config), map(_from_here, options.settings))
+    document = override(read_file(options.config), map(from_here, options.settings))
     document.setdefault("home", str(options.home))
     return read_config(document)
 
@@ -106,7 +106,7 @@ _FILES = ("tasks", "held_out", "test")
 _FUNCTIONS = ("agent", "reward", "signals.rule", *(f"algorithm.{kind}" for kind in KINDS))
 
 
-def _from_here(setting: str) -> str:
+def from_here(setting: str) -> str:
     """Return a setting of the command line with its path absolute: there, paths are relative to the current folder."""
     key, equals, value = setting.partition("=")
     file = value.rpartition(":")[0]

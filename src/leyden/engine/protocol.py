@@ -199,8 +199,8 @@ EngineAddress = SocketAddress | VllmAddress | ReplicasAddress
 """How a server process reaches the engine."""
 
 
-class EngineBackend(Protocol):
-    """A running engine, as the training process uses it: it serves server processes and receives new weights."""
+class ServedEngine(Protocol):
+    """A running engine that serves server processes."""
 
     @property
     def address(self) -> EngineAddress:
@@ -211,6 +211,10 @@ class EngineBackend(Protocol):
 
     async def wait_failed(self) -> NoReturn:
         """Wait until it has failed for good, and raise the reason."""
+
+
+class EngineBackend(ServedEngine, Protocol):
+    """A running engine, as the training process uses it: it serves server processes and receives new weights."""
 
     @property
     def sleeps_while_training(self) -> bool:

@@ -239,6 +239,14 @@ class EngineServer:
             self._writer.write(_framed(updates))
 
 
+async def refuse_all(reader: StreamReader, writer: StreamWriter, why: str) -> None:
+    """Fail every request of the client at the other end of a stream until that is gone: there is no engine."""
+    async for message in _messages(reader, EngineMessage):
+        if isinstance(message, StartGeneration):
+            writer.write(_framed(GenerationUpdates([], [(message.number, why, False)])))
+    writer.close()
+
+
 _encoder = msgspec.msgpack.Encoder()
 
 

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from leyden.background import start_background
 from leyden.backoff import Backoff
 from leyden.config import ConfigError
-from leyden.engine.protocol import EngineBackend
+from leyden.engine.protocol import ServedEngine
 from leyden.learner.errors import TrainingError
 from leyden.local.notes import print_note
 from leyden.process.child import ChildProcess, module_command
@@ -57,7 +57,7 @@ class StoreGone(TrainingError):
 class LocalServer(SupervisedProcess):
     """A server process whose model calls go to engines of this process, one for each policy."""
 
-    def __init__(self, options: ServerProcessOptions, engines: Mapping[str, EngineBackend], log_file: Path) -> None:
+    def __init__(self, options: ServerProcessOptions, engines: Mapping[str, ServedEngine], log_file: Path) -> None:
         super().__init__("the server", _MAX_DEATHS, _DEATHS_WITHIN_S, TrainingError)
         self._options, self._engines, self._output = options, engines, RotatingLog(log_file)
         self._starts_held: set[str] = set()

@@ -21,7 +21,7 @@ from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.worker import isolation_request
 from leyden.config import Config
 from leyden.config.policies import policy_routes, role_routes
-from leyden.engine.protocol import EngineBackend
+from leyden.engine.protocol import EngineBackend, ServedEngine
 from leyden.learner.loading import model_device
 from leyden.local.notes import print_note, stderr_console
 from leyden.local.policies import LocalPolicy, running_engines, served_policy
@@ -31,7 +31,7 @@ from leyden.orchestrator.report.progress_line import ProgressLine
 from leyden.process.resources import usable_cores
 from leyden.records import RunSettings, Sampling
 from leyden.server.control.keys import write_private
-from leyden.server.options import ServeOptions, ServerProcessOptions
+from leyden.server.options import ServedPolicy, ServeOptions, ServerProcessOptions
 
 T = TypeVar("T")
 _TRAINER_RETRIES = RetryLimits(timeout_s=None, max_backoff_s=2.0, silent_failures=5, max_errors=30)
@@ -84,30 +84,44 @@ async def local_stack(
 ) -> AsyncIterator[LocalStack]:
     """Serve policies to the agents of a run, within this context."""
     park = run if any(one.is_trained for one in policies) else None
+    async with running_engines(folder, policies) as engines:
+        served = [served_policy(one, engines[one.name]) for one in policies]
+        on_gpu = model_device(policies[0].model).type == "cuda"
+        async with server_and_worker(config, folder, served, engines, run, park, on_gpu) as (remote, server, worker):
+            yield LocalStack(remote, engines, server, worker)
+
+
+@asynccontextmanager
+async def server_and_worker(
+    config: Config,
+    folder: Path,
+    served: Sequence[ServedPolicy],
+    engines: Mapping[str, ServedEngine],
+    run: str,
+    park: str | None = None,
+    on_gpu: bool = False,
+) -> AsyncIterator[tuple[Remote, LocalServer, LocalWorker | None]]:
+    """Run the server and the worker of a run whose engines run, within this context; yield a client with them."""
     async with (
-        running_engines(folder, policies) as engines,
-        _shown_server(
-            _server_options(config, folder, policies, engines, park), engines, folder / "server.log"
-        ) as server,
+        _shown_server(_server_options(config, folder, served, park), engines, folder / "server.log") as server,
         trainer_remote(server, folder) as remote,
     ):
         await _create_run(remote, config, run)
         key = (await remote.create_key(KeySpec("worker", run, MAX_KEY_TTL_S))).key
         if config.workers.processes == 0:
             write_private(folder / "worker.key", key)
-            yield LocalStack(remote, engines, server, None)
+            yield remote, server, None
             return
-        on_gpu = model_device(policies[0].model).type == "cuda"
         options = worker_options(config, server.running.url, run, on_gpu)
         options = await _choose_isolation(options)
         _print_worker(options)
         async with LocalWorker(options, key, folder / "worker.log") as worker:
-            yield LocalStack(remote, engines, server, worker)
+            yield remote, server, worker
 
 
 @asynccontextmanager
 async def _shown_server(
-    options: ServerProcessOptions, engines: Mapping[str, EngineBackend], log: Path
+    options: ServerProcessOptions, engines: Mapping[str, ServedEngine], log: Path
 ) -> AsyncIterator[LocalServer]:
     """Run a server within this context; on a terminal, show that it is starting."""
     line = ProgressLine(stderr_console())
@@ -135,15 +149,11 @@ def _print_worker(options: WorkerOptions) -> None:
 
 
 def _server_options(
-    config: Config,
-    folder: Path,
-    policies: Sequence[LocalPolicy],
-    engines: Mapping[str, EngineBackend],
-    park: str | None,
+    config: Config, folder: Path, served: Sequence[ServedPolicy], park: str | None
 ) -> ServerProcessOptions:
     return ServerProcessOptions(
         serve=ServeOptions(folder, config.server, config.upstream, beside=folder.parent),
-        policies=tuple(served_policy(one, engines[one.name]) for one in policies),
+        policies=tuple(served),
         release=config.workers.processes != 0,
         park=park,
     )
