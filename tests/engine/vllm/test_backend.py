@@ -193,11 +193,22 @@ class KillingUpdate(ModelUpdate):
         return super().tensors()
 
 
-async def test_a_server_that_crashes_again_while_it_gets_the_weights_is_restarted_again(backend: VllmBackend) -> None:
+async def test_a_server_that_crashes_again_while_it_gets_the_weights_is_restarted_again(
+    backend: VllmBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     update = KillingUpdate(changed(6), backend)
-    update.kills = 2  # during the publication, and during the delivery after the restart
+    update.kills = 1  # during the publication
+    restarted, create = [False], backend._new_publisher
+
+    def create_and_kill() -> VllmPublisher:
+        if not restarted[0]:  # during the delivery after the restart, whose weights are in files by now
+            restarted[0] = True
+            os.kill(_server_pid(backend), signal.SIGKILL)
+        return create()
+
+    monkeypatch.setattr(backend, "_new_publisher", create_and_kill)
     publication = await backend.publish(update, 6)
-    assert (publication.transferred_bytes, update.kills) == (0, 0)
+    assert (publication.transferred_bytes, update.kills, restarted) == (0, 0, [True])
     engine = VllmEngine(backend.address)
     chunks = await collect(engine, request(prompt(6)))
     assert close(logprobs(chunks), scored(changed(6), prompt(6), ids(chunks)))
