@@ -36,6 +36,7 @@ from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.http import control, is_healthy
 from leyden.engine.vllm.process import RunningVllm, VllmProcess
+from leyden.engine.vllm.publisher import VllmPublisher
 from leyden.engine.weight_files import WeightFiles
 from leyden.process import guardian
 from leyden.records import Sampling
