@@ -133,7 +133,7 @@ async def test_an_adapter_that_did_not_arrive_is_found(backend: VllmBackend, mon
     with monkeypatch.context() as patch:
         patch.setattr(AdapterTransfer, "send", skip)
         patch.setattr(type(backend._server), "recovered", _never)
-        with pytest.raises(EngineError, match=r"after publishing, \d+ of \d+ tensors in vLLM differ"):
+        with pytest.raises(EngineError, match=r"after publishing, \d+ of \d+ tensors in the engine differ"):
             await backend.publish(AdapterUpdate(trained(6)), 6)
     await backend.publish(AdapterUpdate(trained(7)), 7)
 
