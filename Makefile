@@ -45,16 +45,19 @@ examples: $(INSTALLED)
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src
+	$(BIN)/mypy --strict --num-workers 2 src
+
+# A worker runs whole files, so that their servers start once, in the order of tests/conftest.py: the longest first.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
 # Six workers keep two cores busy: tests often wait for processes and time limits.
 test: check
-	$(BIN)/python -m pytest -n 6 --dist worksteal
+	$(BIN)/python -m pytest -n 6 $(BY_FILE)
 
 # Also what is slow: many seeds, long chaos, real engines. The last result is kept under results/.
 test-all: check $(EXAMPLES)
 	mkdir -p results
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'slow or not slow' --hypothesis-profile=random --junit-xml=results/test-all.xml
+	$(BIN)/python -m pytest -n 2 $(BY_FILE) -m 'slow or not slow' --hypothesis-profile=random --junit-xml=results/test-all.xml
 
 # Every random test with 20 seeds, each with as many examples as in `make test`.
 SEEDS ?= $(shell seq 1 20)
@@ -62,7 +65,7 @@ SEEDS ?= $(shell seq 1 20)
 seeds: $(INSTALLED)
 	for seed in $(SEEDS); do \
 	  echo "seed $$seed"; \
-	  $(BIN)/python -m pytest -n 2 --dist worksteal -m 'hypothesis and not slow' --hypothesis-profile=seeded \
+	  $(BIN)/python -m pytest -n 2 $(BY_FILE) -m 'hypothesis and not slow' --hypothesis-profile=seeded \
 	    --hypothesis-seed=$$seed || exit 1; \
 	  LEYDEN_SEED=$$seed $(BIN)/python -m pytest tests/client/test_chaos.py || exit 1; \
 	done

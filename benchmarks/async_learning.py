@@ -1,51 +1,38 @@
 """Does staleness cost reward? The calculator agent on the bundled model at several limits, with several seeds.
 
-    python benchmarks/async_learning.py --limits 0 1 4 --seeds 8 --runs results/async_learning/runs.jsonl \\
-        --out results/async_learning
+    python benchmarks/async_learning.py --limits 0 1 4 --seeds 8 --out results/async_learning
+    python benchmarks/async_learning.py --jobs 8 --threads 2 --limit-s 540      # on 16 cores, in parts
     python benchmarks/async_learning.py --settings training.max_staleness=0 training.flat_groups=refill --seeds 3 \\
         --out results/refill
 
 Every variant is trained with every seed; the seeds choose tasks and samples. Figures are means over seeds: of the
 reward over all training steps (`reward`) and over the first tokens, as many as every variant sampled with that seed
 (`by_tokens`), of the held-out reward after the last step, and of sampled tokens. Differences are to the first variant,
-seed by seed, with 95 % intervals of Student's t. `ratio` is the reward of the last variant over that of the first. A
-run that is already in `--runs` is not made again.
+seed by seed, with 95 % intervals of Student's t. `ratio` is the reward of the last variant over that of the first. Only
+seeds with which every variant is finished count.
 """
 
 import argparse
-import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean, stdev
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from reporting import add_out, report_result
+from training_runs import Run, add_runs, make_runs
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "calc_plain" / "calc.toml"
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "calc_plain" / "calc.toml"
 T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 11: 2.20, 15: 2.13}
 """Quantiles of Student's t for two-sided intervals, by degrees of freedom."""
 
 FIGURES = ("reward", "by_tokens", "held_out", "tokens", "flat", "staleness", "mean_staleness")
 
 
-Run = dict[str, Any]
-
-
-def train(settings: str, seed: int, steps: int) -> Run:
-    """Train once; return the rewards and sampled tokens of all steps, and the held-out reward at the end."""
-    with TemporaryDirectory() as home:
-        command = [sys.executable, "-m", "leyden", "train", str(EXAMPLE), f"home={home}", "run=r", f"seed={seed}"]
-        command += [f"training.steps={steps}", "evaluation.every=0", f"checkpoints.every={steps}", *settings.split()]
-        subprocess.run(command, check=True, capture_output=True)
-        lines = [json.loads(line) for line in (Path(home) / "r" / "metrics.jsonl").read_text().splitlines()]
+def measure(lines: list[dict[str, Any]]) -> Run:
+    """Return the rewards and sampled tokens of all steps of a run, and the held-out reward at the end."""
     steps_made = [line for line in lines if line["step"] > 0]
     return {
-        "settings": settings,
-        "seed": seed,
-        "steps": steps,
         "rewards": [round(line["reward/mean"], 4) for line in steps_made],
         "step_tokens": [line["tokens/sampled"] for line in steps_made],
         "reward": fmean(line["reward/mean"] for line in steps_made),
@@ -80,32 +67,29 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", help="variants: settings, each in one argument")
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument(
-        "--runs", type=Path, metavar="FILE", help="keep every run as a line; those there are not repeated"
-    )
+    add_runs(parser, ROOT / "results" / "async_learning" / "runs.jsonl")
     add_out(parser)
     given = parser.parse_args()
     variants = given.settings or [f"training.max_staleness={limit}" for limit in given.limits or (0, 1, 4)]
-    kept = given.runs.read_text().splitlines() if given.runs and given.runs.exists() else []
-    known = {(run["settings"], run["seed"], run["steps"]): run for run in map(json.loads, kept)}
-    found: dict[str, list[Run]] = {variant: [] for variant in variants}
-    for seed in range(given.seeds):
-        for variant in variants:
-            run = known.get((variant, seed, given.steps))
-            if run is None:
-                run = train(variant, seed, given.steps)
-                if given.runs:
-                    with given.runs.open("a") as file:
-                        file.write(json.dumps(run) + "\n")
-            found[variant].append(run)
-            print(seed, variant, {name: round(run[name], 3) for name in FIGURES if name in run}, flush=True)
-        budget = min(found[variant][-1]["tokens"] for variant in variants)
-        for variant in variants:
-            found[variant][-1]["by_tokens"] = reward_by_tokens(found[variant][-1], budget)
+    always = [f"training.steps={given.steps}", "evaluation.every=0", f"checkpoints.every={given.steps}"]
+    wanted = {
+        (variant, seed, given.steps): [str(EXAMPLE), f"seed={seed}", *always, *variant.split()]
+        for seed in range(given.seeds)
+        for variant in variants
+    }
+    runs = make_runs(("settings", "seed", "steps"), wanted, measure, given)
+    seeds = [seed for seed in range(given.seeds) if all((variant, seed, given.steps) in runs for variant in variants)]
+    if not seeds:
+        raise SystemExit("no seed is finished with every variant: run the same command again")
+    found = {variant: [runs[variant, seed, given.steps] for seed in seeds] for variant in variants}
+    for together in zip(*found.values(), strict=True):
+        budget = min(run["tokens"] for run in together)
+        for run in together:
+            run["by_tokens"] = reward_by_tokens(run, budget)
     first = found[variants[0]]
     result = {
         "ratio": round(fmean(one["reward"] for one in found[variants[-1]]) / fmean(one["reward"] for one in first), 3),
-        "seeds": given.seeds,
+        "seeds": len(seeds),
         "steps": given.steps,
         "variants": {
             variant or "default": {

@@ -15,7 +15,8 @@ trainer, server, worker and host are killed in turn. Its engine is in the traine
 The last line is one JSON object: `kills` counts all faults, `lost` what was acknowledged and is not there, `twice` what
 counted more than once, `left_behind` the processes that are left at the end; `ratio` is 1 if there are none of these
 three. `resampled` counts the answers of the training that were recorded before a kill and are not in the attempt that
-its rollout ended with, out of all `sampled` ones.
+its rollout ended with, out of all `sampled` ones. `--out FOLDER` keeps it as `benchmark.json`; without faults
+under load as `training.json` or `training_without_replay.json`, and with vLLM as `vllm.json`.
 """
 
 import argparse
@@ -35,6 +36,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import aiohttp
@@ -415,6 +417,13 @@ SELECT coalesce(max(made), 0) FROM (
 )
 """
 """The most calls that an attempt has made which has not ended: kills strike after a random one."""
+STRUCK = """
+SELECT count(*) FROM attempts now JOIN attempts before ON before.rollout_id = now.rollout_id
+WHERE now.ended IS NULL AND instr(before.message, 'killed by SIGKILL')
+"""
+"""Attempts whose host may not be killed: by its second death a rollout has failed, because its agent may cause them."""
+FAILED = "SELECT id FROM rollouts WHERE state = 'finished' AND ending != 'succeeded'"
+"""Rollouts that are shown at the end, because there should be none."""
 RESAMPLED = """
 SELECT count(*), coalesce(sum(NOT EXISTS (
     SELECT 1 FROM attempts last JOIN calls kept ON kept.attempt_id = last.id
@@ -444,7 +453,10 @@ def kill_in_training(
     for target in itertools.islice(itertools.cycle(targets), kills):
         deadline, calls = time.monotonic() + rng.uniform(2.0, 6.0), rng.randint(1, 5)
         while process.poll() is None and (
-            time.monotonic() < deadline or not _targets(process.pid, target) or _query(folder, IN_FLIGHT)[0] != calls
+            time.monotonic() < deadline
+            or not _targets(process.pid, target)
+            or _query(folder, IN_FLIGHT) != [(calls,)]
+            or (target == "host" and _query(folder, STRUCK) != [(0,)])
         ):
             time.sleep(0.02)
         if process.poll() is not None:
@@ -463,15 +475,17 @@ def kill_in_training(
     accounts.lost += steps - len({line["step"] for line in lines})
     accounts.twice += len(lines) - len({line["step"] for line in lines})
     accounts.lost += sum(int(6 - line.get("rollouts/succeeded", 0)) for line in lines)
-    accounts.sampled, accounts.resampled = _query(folder, RESAMPLED)
+    ((accounts.sampled, accounts.resampled),) = _query(folder, RESAMPLED)
+    for (rollout,) in _query(folder, FAILED):
+        subprocess.run([sys.executable, "-m", "leyden", "show", "chaos", rollout], cwd=folder, stdout=sys.stderr)
 
 
-def _query(folder: Path, query: str) -> tuple[int, ...]:
-    """Return the row that a query finds in the record of the training; zeros before there is one."""
+def _query(folder: Path, query: str) -> list[tuple[Any, ...]]:
+    """Return what a query finds in the record of the training; nothing before there is one."""
     path = (folder / "runs/chaos/leyden.db").absolute().as_uri() + "?mode=ro"
     with suppress(sqlite3.OperationalError), closing(sqlite3.connect(path, uri=True)) as database:
-        return tuple(database.execute(query).fetchone())
-    return (0, 0)
+        return database.execute(query).fetchall()
+    return []
 
 
 def _train(folder: Path) -> "subprocess.Popen[bytes]":
@@ -568,7 +582,9 @@ def main() -> None:
     wrong = accounts.lost + accounts.twice + accounts.left_behind
     ratio = round(1 - min(wrong, accounts.kills) / max(accounts.kills, 1), 4)
     result = {"ratio": ratio, **msgspec.structs.asdict(accounts), "seed": options.seed}
-    report_result(result, options.out, "benchmark" if options.vllm is None else "vllm")
+    in_training = "training_without_replay" if options.no_replay else "training"
+    kept_as = "vllm" if options.vllm is not None else "benchmark" if options.faults else in_training
+    report_result(result, options.out, kept_as)
     if accounts.lost or accounts.twice or accounts.left_behind:
         sys.exit(1)
 

@@ -323,10 +323,11 @@ class Client:
 
     async def _send(self, route: Route) -> None:
         chance = self._chance
-        run = "scrap" if route.path.endswith(SCRAPPING) or route.method == "DELETE" else "fuzz"
+        ends_run = route.method == "DELETE" or route.path.endswith("{run}/end")
+        run = "scrap" if route.path.endswith(SCRAPPING) or ends_run else "fuzz"
         attempt, key = self._attempts[run]
         names = {
-            "run": "absent" if route.method == "DELETE" else run,
+            "run": "absent" if ends_run else run,
             "attempt": attempt,
             "rollout": attempt.rpartition(".")[0],
             "group": attempt.rpartition(".")[0].rpartition(".")[0],

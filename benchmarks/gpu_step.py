@@ -14,6 +14,9 @@ tokens that were trained on, `computed_tokens_per_s` every distinct token that w
 `memory_gib` is the most that all processes had on the GPU. With `--replay`, `ratio` is our sampled tokens per second
 over vLLM's alone, on the calls of the run's last step (gpu_step_replay.py).
 
+Several adapters over one base: `--set 'training.lora={rank=16}' --set
+'policies={writer={roles=["writer","checker"]},rewriter={roles=["rewriter"]}}'`, beside a run with the first alone.
+
 To try it on a CPU: `--model spark --engine torch --tasks 2 --group 4 --reward noise`. The last line is one JSON object.
 """
 
@@ -29,7 +32,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
@@ -44,8 +47,8 @@ from leyden.api.wire import RolloutPage
 from leyden.config import read_file
 from leyden.episodes import Episode
 from leyden.models.source import find_model
-from leyden.orchestrator.report.metrics_log import read_metrics
-from leyden.records import DEFAULT_POLICY, Purpose
+from leyden.orchestrator.json_lines import read_lines
+from leyden.records import Purpose
 from leyden.store.database import Database
 from leyden.store.read import queries
 
@@ -54,6 +57,8 @@ ENGINES = ("vllm", "torch")
 PACKAGES = ("torch", "transformers", "vllm", "langgraph", "langchain-openai", "openai")
 PHASES = SAMPLING, TRAINING, PUBLISHING = "time/sampling_s", "time/training_s", "time/publishing_s"
 """One after another they make a step; other times in the metrics are parts of these."""
+ADDED = (TRAINING, PUBLISHING, "tokens/sampled", "tokens/trained", "tokens/computed")
+"""What the policies of a run have apart."""
 SPARE_S = 90.0
 """After its time limit a run may take so long to finish its step."""
 Metrics = dict[str, Any]
@@ -169,6 +174,15 @@ def model_sizes(model: str) -> tuple[int, int]:
     return body, head
 
 
+def step_rows(lines: Iterable[Metrics]) -> list[Metrics]:
+    """Return the metrics of each step. Several policies share its sampling; what each adds to it is added up."""
+    rows: dict[int, Metrics] = {}
+    for line in lines:
+        if line["step"] and (row := rows.setdefault(line["step"], line)) is not line:
+            row |= {name: row.get(name, 0.0) + line.get(name, 0.0) for name in ADDED}
+    return list(rows.values())
+
+
 def report(
     options: argparse.Namespace, rows: Sequence[Metrics], episodes: Sequence[Episode], memory: float | None, device: Any
 ) -> Metrics:
@@ -236,7 +250,7 @@ def measure(options: argparse.Namespace, engine: str, home: Path) -> Metrics | N
     words = settings(options, engine, home)
     memory, device = train(words, folder, options.limit_s)
     run = home / engine
-    rows = [row for row in read_metrics(run / "metrics.jsonl", DEFAULT_POLICY) if row["step"]]
+    rows = step_rows(read_lines(run / "metrics.jsonl"))
     if not rows:
         print((folder / "train.log").read_text(errors="replace")[-3000:], flush=True)
         print(f"{engine}: no step was done", flush=True)

@@ -28,7 +28,7 @@ COMPACTS = ("create a detailed summary", "CONTEXT CHECKPOINT COMPACTION", "Here 
 
 def coding_agents() -> list[Harness]:
     """Return the coding agents that `make harnesses` installs, in all their situations."""
-    claude, mini = claude_code(), mini_swe_agent()
+    claude, gemini, mini = claude_code(), gemini_cli(), mini_swe_agent()
     looks_up = steps(call("ToolSearch", '{"query": "select:CronList", "max_results": 1}'), call("CronList", "{}"), NOTE)
     return [
         *situations(claude, claude_code_delegates, claude_code_compacts()),
@@ -39,6 +39,14 @@ def coding_agents() -> list[Harness]:
         codex_times_out(),
         *situations(opencode(), opencode_delegates, opencode_compacts(), faulty_call=3),  # after that for the title
         *(opencode_with_title(*route) for route in (("policy", "spark"), ("upstream", "upstream"), ("fixed", TITLE))),
+        gemini,
+        replace(gemini, name=f"{gemini.name}, aborted", expected=NOTE, fault="abort"),
+        replace(
+            gemini,
+            name=f"{gemini.name}, large prompt",
+            files={**gemini.files, "GEMINI.md": INSTRUCTIONS},
+            min_request_bytes=LARGE_PROMPT,
+        ),
         mini,
         replace(mini, name=f"{mini.name}, retry", fault="failure"),
         mini_swe_agent_with_large_task(),
@@ -201,6 +209,26 @@ def codex_compacts() -> Harness:
     agent = codex()
     name, text = next(iter(agent.files.items()))
     return replace(agent, files={name: f"model_auto_compact_token_limit = 17500\n{text}"})
+
+
+def gemini_cli() -> Harness:
+    """Google's coding agent."""
+    auth = {"selectedType": "gemini-api-key"}  # with a base URL in the environment it takes another, and refuses it
+    settings = {"security": {"auth": auth}, "privacy": {"usageStatisticsEnabled": False}}
+    options = ("--model", "agent", "--yolo", "--skip-trust")
+    program = (node(), str(MODULES / "@google" / "gemini-cli" / "bundle" / "gemini.js"))
+    return Harness(
+        "gemini-cli",
+        "@google/gemini-cli",
+        (*program, *options, "-p", TASK),
+        ("google",),
+        (True,),
+        shell("run_shell_command", '{"command": "cat note.txt", "description": "Read the note"}'),
+        f"{NOTE} Still.",
+        is_script=False,
+        further=((*program, *options, "--resume", "latest", "-p", FURTHER_TASK),),
+        files={".gemini/settings.json": json.dumps(settings), ".geminiignore": ".gemini/\n"},  # it lists the folder
+    )
 
 
 def opencode() -> Harness:

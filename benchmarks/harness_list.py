@@ -181,6 +181,7 @@ def apart() -> list[Harness]:
     once = {"say": react, "modes": (False,), "expected": five}
     compared = {"say": comparing, "modes": (False,), "expected": written([1.0, 1.0])}
     openai = javascript("openai (JavaScript)", "openai", "openai_sdk.mjs", "chat", "responses")
+    adk = python("Google ADK", "google-adk", "adk_agent.py", "google", apart=True)
     return [
         openai,
         replace(openai, dialects=("completions",), say=continuing),
@@ -188,6 +189,7 @@ def apart() -> list[Harness]:
         javascript("anthropic (JavaScript)", "@anthropic-ai/sdk", "anthropic_sdk.mjs", "messages"),
         javascript("OpenAI Agents SDK (JavaScript)", "@openai/agents", "agents_sdk.mjs", "chat", "responses", "stored"),
         python("AutoGen", "autogen-agentchat", "autogen_agent.py", "chat", "messages", apart=True),
+        *(adk, with_qwen3(adk)),
         python("litellm", "litellm", "litellm_loop.py", "chat", "messages", apart=True),
         python("smolagents", "smolagents", "smolagents_agent.py", "chat", apart=True, say=SMOL, expected=five),
         python("DSPy", "dspy", "dspy_react.py", "chat", apart=True, **once),

@@ -200,6 +200,7 @@ def _turns(exchange: Exchange, by_response: dict[str, list[Turn]]) -> list[Turn]
             turns.append(("system", _text(body["systemInstruction"]["parts"]), []))
         for content in body["contents"]:
             turns += _google_turns(content, turns)
+        turns = [(role, text.strip(), calls) for role, text, calls in turns]
     else:
         turns += by_response.get(body.get("previous_response_id") or "", [])
         if body.get("instructions") and not turns:
@@ -222,11 +223,18 @@ def _blocks(message: dict[str, Any]) -> list[Turn]:
 
 
 def _google_turns(content: dict[str, Any], before: list[Turn]) -> list[Turn]:
-    """Return the turns of a content; chunks of a streamed answer, which come back one by one, are one turn."""
+    """Return the turns of a content; chunks of a streamed answer, which come back one by one, are one turn.
+
+    A result that is written twice counts once: gemini-cli repeats those of a session that it resumes.
+    """
     parts = content.get("parts") or []
-    results: list[Turn] = [
-        ("tool", json.dumps(part["functionResponse"]["response"]), []) for part in parts if "functionResponse" in part
+    responses = [part["functionResponse"] for part in parts if "functionResponse" in part]
+    once = [
+        response
+        for index, response in enumerate(responses)
+        if "id" not in response or response not in responses[:index]
     ]
+    results: list[Turn] = [("tool", json.dumps(response["response"]), []) for response in once]
     text = "".join(part.get("text", "") for part in parts if not part.get("thought"))
     calls = [[part["functionCall"]["name"], part["functionCall"]["args"]] for part in parts if "functionCall" in part]
     role = "assistant" if content.get("role") == "model" else "user"
@@ -272,7 +280,8 @@ def _answer(exchange: Exchange) -> tuple[Turn, str | None]:
     if exchange.dialect == "google":
         for chunk in whole if isinstance(whole, list) else [whole]:
             turns += _google_turns(chunk["candidates"][0]["content"], turns)
-        return turns[0], None
+        role, text, calls = turns[0]
+        return (role, text.strip(), calls), None
     for item in whole["output"]:
         _add_item(turns, item)
     return turns[0], whole["id"]

@@ -79,14 +79,14 @@ async def run_cell(harness: Harness, dialect: str, stream: bool, timeout_s: floa
             await _route(harness, server, far)
             server.engine.context_length = 1 << 20  # coding agents begin with 80 KB of text
             server.say = harness.say
-            _write_files(harness, home, traffic.url, server.key)
+            write_files(harness, home, traffic.url, server.key)
             arguments = [dialect, *(["--stream"] if stream else [])] if harness.is_script else []
             aborting = _insert_fault(harness, server, traffic)
             code: int | None = 0
             output = ""
             for command in ([*harness.command, *arguments], *harness.further):
-                process = await _start(command, harness, home, traffic.url, server.key)
-                code, more = await _finish(process, timeout_s, aborting)
+                process = await start(command, harness, home, traffic.url, server.key)
+                code, more = await finish(process, timeout_s, aborting)
                 output += more
                 if code != 0 and aborting is None:
                     break
@@ -101,9 +101,7 @@ async def run_cell(harness: Harness, dialect: str, stream: bool, timeout_s: floa
     return cell
 
 
-async def _start(
-    command: Sequence[str], harness: Harness, home: Path, url: str, key: str
-) -> asyncio.subprocess.Process:
+async def start(command: Sequence[str], harness: Harness, home: Path, url: str, key: str) -> asyncio.subprocess.Process:
     """Start a command of a harness with its own home, in its own process group."""
     environment = {
         "PATH": f"{Path(node()).parent}:{os.environ['PATH']}" if HOME.exists() else os.environ["PATH"],
@@ -132,7 +130,7 @@ async def _start(
     )
 
 
-async def _finish(
+async def finish(
     process: asyncio.subprocess.Process, timeout_s: float, aborting: Callable[[], bool] | None
 ) -> tuple[int | None, str]:
     """Wait for a command; kill it after a time, or when `aborting` is true. Return its exit code and its output."""
@@ -217,7 +215,8 @@ async def _route(harness: Harness, server: ModelServer, far: ModelServer) -> Non
     await server.new_attempt(routes=harness.routes, history="exact" if harness.qwen3 else "template")
 
 
-def _write_files(harness: Harness, home: Path, url: str, key: str) -> None:
+def write_files(harness: Harness, home: Path, url: str, key: str) -> None:
+    """Make the folder of a harness."""
     home.mkdir()
     (home / "note.txt").write_text("leyden jar\n")
     for name, text in harness.files.items():
@@ -316,7 +315,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--installed", action="store_true", help="only those of the main environment")
     parser.add_argument("--only", action="append", help="only this harness; may be repeated")
-    parser.add_argument("--timeout-s", type=float, default=180.0, help="for one command of a cell")
+    parser.add_argument("--timeout-s", type=float, default=600.0, help="for one command of a cell")
     parser.add_argument("--log", type=Path, help="a folder for the traffic of each cell")
     parser.add_argument("--document", type=Path, help="a page whose table is replaced")
     add_out(parser)

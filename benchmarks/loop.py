@@ -164,7 +164,7 @@ async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> di
     """Train as `leyden train` does, with a clock among the observers; return the times of its parts."""
     config = read_config(configuration(plan, QUESTIONS))
     source = find_model(config.model, config.base)
-    model = load_model(source, config.engine.dtype, training=True)
+    model = load_model(source, config.engine.dtype, config.training)
     policy = TimedPolicy(model, config.training)
     checkpoints = TimedCheckpoints(folder, config.policy, source, config.checkpoints)
     trained = TrainedPolicy(policy, objective_of(config), checkpoints)

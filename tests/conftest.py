@@ -34,6 +34,45 @@ settings.register_profile("seeded", derandomize=False, deadline=None, print_blob
 settings.register_profile("random", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile("fixed")
 
+_LONGEST_FILES = (
+    "client/runners/test_supervisor.py",
+    "local/test_train.py",
+    "learner/ranks/test_learner.py",
+    "local/test_kill.py",
+    "test_faults.py",
+    "client/runners/test_command_host.py",
+    "server/gateway/answers/test_structured_output.py",
+    "client/worker/test_ray_cluster.py",
+    "rendering/test_chatml.py",
+    "local/test_refusals.py",
+    "client/attempt/test_active_attempt.py",
+    "engine/torch/test_engine.py",
+    "local/test_interrupts.py",
+    "benchmarks/test_harnesses.py",
+    "store/test_store.py",
+    "client/test_chaos.py",
+    "server/gateway/upstream/test_client.py",
+    "examples/test_sql.py",
+    "client/test_api.py",
+    "client/isolation/test_isolation.py",
+    "local/test_several_policies.py",
+    "local/test_choices.py",
+    "client/services/test_services.py",
+    "client/tracing/test_instrumentation.py",
+    "server/control/test_openapi.py",
+    "local/test_upkeep.py",
+    "rendering/test_known_models.py",
+    "local/test_dev.py",
+    "server/gateway/prompts/test_prefix_index.py",
+    "examples/test_calc.py",
+    "examples/test_rag.py",
+    "client/worker/test_lease_loop.py",
+    "client/isolation/test_sandbox.py",
+    "rl/signals/test_captures.py",
+    "server/http/test_connections.py",
+    "benchmarks/test_open_rollouts.py",
+)
+
 
 def pytest_configure() -> None:
     """Keep the folders of tests in memory, if there is enough: an fsync on a disk takes longer than most tests do.
@@ -52,6 +91,12 @@ def pytest_xdist_setupnodes(specs: list[Any]) -> None:
     """Fork workers, which have imported what most tests import."""
     for spec in specs:
         spec.python = FORKING_PYTHON
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the longest files first: one that is started last is waited for by all workers but one."""
+    places = {Path(__file__).parent / file: place for place, file in enumerate(_LONGEST_FILES)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 def pytest_collection_finish() -> None:

@@ -28,6 +28,7 @@ _IMPORTS = {
     "train": _TRAINING,
     "eval": ["leyden.local.evaluate"],
     "dev": ["leyden.local.dev"],
+    "replay": ["leyden.local.replay"],
     "export": ["leyden.local.export"],
     "serve": ["leyden.server.serve"],
     "worker": ["leyden.client.worker.worker"],
@@ -133,11 +134,16 @@ _server: _ForkServer | None = None
 
 
 def start_command(
-    *arguments: str, cwd: Path | None = None, stdout: int | None = None, stderr: int | None = None, text: bool = False
+    *arguments: str,
+    cwd: Path | None = None,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    text: bool = False,
 ) -> ForkedCommand:
     """Start `leyden ARGUMENTS`, or a Python file if that is the first of them.
 
-    Output goes where `subprocess.Popen` would send it.
+    Its input is a file descriptor or nothing. Output goes where `subprocess.Popen` would send it.
     """
     global _server
     if _server is None:
@@ -152,7 +158,7 @@ def start_command(
         return writing
 
     status = pipe()
-    given.append(os.open(os.devnull, os.O_RDONLY))
+    given.append(os.open(os.devnull, os.O_RDONLY) if stdin is None else os.dup(stdin))
     standard = [given[-1], 1, 2]
     streams: list[IO[Any] | None] = [None, None]
     for index, asked in enumerate((stdout, stderr)):

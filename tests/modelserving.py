@@ -12,7 +12,7 @@ from pathlib import Path
 from databases import empty_store
 from scripted_engine import ScriptedEngine
 
-from leyden.api.wire import GroupSpec, RunSpec
+from leyden.api.wire import GroupSpec, LeaseRequest, RunSpec
 from leyden.engine.protocol import EngineRequest
 from leyden.episodes import Episode
 from leyden.records import Origin, Purpose, RunSettings, Task
@@ -28,7 +28,6 @@ from leyden.server.serve import Server
 from leyden.server.service import ServerContext
 from leyden.store.read import queries
 from leyden.store.store import Store
-from leyden.store.write.queue import LeaseQuery
 
 END = "<|im_end|>"
 TEMPLATES = Path(__file__).parent / "data" / "templates"
@@ -75,7 +74,7 @@ class ModelServer:
 
     async def next_attempt(self) -> str:
         """Start the next attempt in the run, which may have to wait for its retry; returns its key."""
-        (grant,) = await self.service.store.lease(LeaseQuery("w", 1, self.run, None), 30)
+        (grant,) = await self.service.store.lease(LeaseRequest("w", wait=30, run=self.run))
         self.attempt = grant.attempt.id
         scope = {"run": self.run, "rollout": grant.attempt.rollout, "attempt": self.attempt}
         self.key = self.service.keyring.create(KeyKind.ATTEMPT, 3600, started=grant.attempt.started, **scope)[0]

@@ -16,6 +16,11 @@ def examples(all_of_them: int) -> int:
     return max(1, all_of_them // 5) if is_fixed() else all_of_them
 
 
+def moments(number: int) -> range:
+    """At which entries of a journal of so many a run is killed: every third, or all of them."""
+    return range(0, number, 3 if is_fixed() else 1)
+
+
 def new_seed() -> int:
     """The seed of a test without Hypothesis: `LEYDEN_SEED` where it is set."""
     given = os.environ.get("LEYDEN_SEED")

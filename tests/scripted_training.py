@@ -4,7 +4,7 @@ Store and checkpoints outlive a crash, as files do: `ScriptedRun.start` goes on 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 from itertools import groupby
@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
 from smallepisodes import call
 
@@ -83,8 +84,6 @@ class ScriptedStore:
         self.credits: dict[int, set[str]] = {}
         """By step, the groups whose calls it has credited or left out."""
         self.versions: list[int] = []
-        self.conflicts = 0
-        """Requests for a group that exists with another task."""
 
     async def enqueue(self, run: str, spec: GroupSpec) -> Group:
         self._check(spec)
@@ -95,7 +94,7 @@ class ScriptedStore:
         return Group(spec.id, run, spec.task.id, spec.purpose, spec.size, 0, 0.0, 1.0, spec.origin)
 
     async def get_group(self, run: str, group: str) -> Group:
-        first = self.sampled[group][0]
+        first = (await self.group_episodes(run, group))[0]
         return Group(
             group,
             run,
@@ -133,7 +132,6 @@ class ScriptedStore:
     def _check(self, spec: GroupSpec) -> None:
         first = self.sampled[spec.id][0] if spec.id in self.sampled else None
         if first is not None and (first.task, first.rollout.origin) != (spec.task, spec.origin):
-            self.conflicts += 1
             raise RemoteError(409, "conflict", f"group {spec.id!r} exists with another task or origin")
 
     def _episode(self, run: str, spec: GroupSpec, index: int) -> Episode:
@@ -163,20 +161,30 @@ class SlowStore(ScriptedStore):
     def __init__(self, script: Script, random: Random) -> None:
         super().__init__(script)
         self._random, self._log = random, list[str]()
-        self._running: dict[str, list[list[int]]] = {}
-        """By group, the versions that sampled the tokens of its rollouts so far."""
+        self._running: dict[str, list[list[dict[str, int]]]] = {}
+        """By group, the versions of all policies when the tokens of its rollouts so far were sampled."""
         self._missing: dict[str, list[int]] = {}
         """By group, how many tokens its rollouts still sample."""
         self._parked: set[str] = set()
         """Groups that do not run until they are requested again."""
-        self.versions = [0]
+        self.published: dict[str, list[int]] = {}
+        """The versions of each policy, without those that a kill has undone."""
+        self._served: dict[str, int] = {}
+        """The newest version of each policy, unless that is 0."""
 
-    def restart(self, version: int) -> None:
-        """Begin to serve a version after a kill: attempts start over when they are requested, if their workers died.
+    async def publish_version(self, run: str, version: Version) -> None:
+        await super().publish_version(run, version)
+        self._served = {**self._served, version.policy: version.number}
+        self.published.setdefault(version.policy, [0]).append(version.number)
+
+    def restart(self, **policies: int) -> None:
+        """Begin to serve these versions after a kill: attempts start over when they are requested, if workers died.
 
         Those of evaluations do so too if they live.
         """
-        self.versions = [one for one in self.versions if one <= version]
+        for policy, version in policies.items():
+            self.published[policy] = [one for one in self.published.get(policy, [0]) if one <= version]
+        self._served = policies
         worker_died = self._random.random() < 0.5
         self._parked = {name for name in self._running if worker_died or name.startswith("eval")}
         for name in self._parked:
@@ -212,7 +220,7 @@ class SlowStore(ScriptedStore):
                 continue
             for versions, missing in zip(rollouts, self._missing[name], strict=True):
                 if len(versions) < missing and self._random.random() < 0.5:
-                    versions.append(self.versions[-1])
+                    versions.append(self._served)
             if all(len(versions) == missing for versions, missing in zip(rollouts, self._missing[name], strict=True)):
                 del self._running[name]
                 self._log.append(name)
@@ -222,8 +230,9 @@ class SlowStore(ScriptedStore):
                 ]
 
 
-def _with_versions(call: Call, versions: Sequence[int]) -> Call:
-    runs = tuple(VersionRun(len(list(some)), number) for number, some in groupby(versions))
+def _with_versions(call: Call, versions: Sequence[dict[str, int]]) -> Call:
+    own = groupby(version.get(call.policy, 0) for version in versions)
+    runs = tuple(VersionRun(len(list(some)), number) for number, some in own)
     count = len(versions)
     return replace(call, completion_ids=tuple(range(count)), logprobs=(-1.0,) * count, versions=runs)
 
@@ -398,6 +407,13 @@ class ScriptedRun:
         algorithms = {name: algorithm_of(self.config)}
         pipeline = build_pipeline(self.config, algorithms, self.tasks, parts, {name: state}, self._folder)
         return (await Trainer(self.config, pipeline, {name: state}).run(self.stop))[name]
+
+    async def kill(self, training: Awaitable[object], at: int) -> None:
+        """Train until the process writes this entry of its journal, and begin a new one."""
+        self.journal.crash_at = at
+        with pytest.raises(Crash):
+            await training
+        self.open()
 
     def with_settings(self, **training: Any) -> None:
         """Change the configuration for the next start."""

@@ -1,8 +1,11 @@
 """A model small enough for a test, and samples for it."""
 
 import asyncio
+from importlib import import_module
 from random import Random
+from typing import Any
 
+import pytest
 import torch
 from msgspec.structs import replace
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -45,6 +48,22 @@ def small_policy(
     model = LlamaForCausalLM(config).eval().to(dtype)
     config = TrainingConfig(**{"learning_rate": 1e-2, **training})  # type: ignore[arg-type]
     return Policy(model, config, critic, reference)
+
+
+class _Double:
+    """torch, but for the module that sees it single precision is double."""
+
+    float32 = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def compute_in_double(monkeypatch: pytest.MonkeyPatch, *families: str) -> None:
+    """Compute norms and rotary embeddings in double, which models compute in single precision whatever their own."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    for family in families:
+        monkeypatch.setattr(import_module(f"transformers.models.{family}.modeling_{family}"), "torch", _Double())
 
 
 def prepare_updates(

@@ -249,7 +249,9 @@ RUN_ELSEWHERE = {
     "engine.url": "tests/local/test_vllm_run.py, where vLLM is installed",
     "workers.processes=0": "tests/local/test_train.py",
 }
-SMALLER = {"step-100": "step-2", "step-50": "step-2", "0 100": "0 2", "steps=20": "steps=3"}
+SMALLER = {"step-100": "step-2", "step-50": "step-2", "0 100": "0 2", "steps=20": "steps=3"} | {
+    f"{key}={number}": f"{key}=2" for key in ("replicas", "devices") for number in (3, 4, 8)
+}
 """Numbers of the pages, and those of the small run."""
 
 
@@ -294,7 +296,7 @@ def test_the_commands_of_the_pages_run(tmp_path: Path) -> None:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1800,  # of a command that hangs
             check=False,
         )
         assert done.returncode == 0, (command, done.stderr)

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from leyden.outcomes import MEANING
-from leyden.records import Attempt, Call, Reward, RewardKind, Rollout, Span, Task, rollout_of
+from leyden.records import Attempt, Call, CallStatus, Reward, RewardKind, Rollout, Span, Task, rollout_of
 
 
 class Transition(Struct, frozen=True):
@@ -138,10 +138,19 @@ class Episode(Struct, frozen=True, dict=True):
             span = self._spans.get(span.parent_id or "")
 
     @property
+    def replayable(self) -> int:
+        """After how many of its calls another rollout can go on, at the most: those before one that does not stand."""
+        return next((number for number, call in enumerate(self.calls) if not self.stands(call)), len(self.calls))
+
+    @property
     def left_origin(self) -> bool:
-        """Whether it does not begin as its rollout should: the agent asked something else than the record."""
-        origin, diverged = self.rollout.origin, self.attempt.diverged
-        return origin is not None and diverged is not None and diverged.number <= origin.calls
+        """Whether it does not begin as its rollout should: it has not replayed all the calls that it begins with."""
+        origin = self.rollout.origin
+        return origin is not None and sum(self.inherits(one) and self.stands(one) for one in self.calls) < origin.calls
+
+    def stands(self, call: Call) -> bool:
+        """Whether a call has a whole answer, and the client has not requested another in its place."""
+        return call.status is CallStatus.OK and not self._discarded(call)
 
     def inherits(self, call: Call) -> bool:
         """Whether a call was replayed from another rollout: it is context, and none of this rollout's choices."""

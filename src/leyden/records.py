@@ -349,6 +349,8 @@ class Call(Struct, frozen=True, omit_defaults=True):
     """Tools offered in the request; None if they are the parent's."""
     request: Any = None
     """The other fields of the request, unchanged."""
+    usage: Any = None
+    """The tokens that an upstream counted for the request, as it reported them; with the first choice."""
     started: Seconds = 0.0
     ended: Seconds = 0.0
     context_tail: Count = 0

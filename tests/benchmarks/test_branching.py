@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from branching import compare, known_runs, row_of
+from branching import compare, measure
 
 
 def run(variant: str, seed: int, tokens: list[int], held_out: list[float]) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def run(variant: str, seed: int, tokens: list[int], held_out: list[float]) -> di
     for before, after, reward in zip(tokens, tokens[1:], held_out[1:], strict=False):
         sampled = {"tokens/sampled": (after - before) / 2, "branches/groups": 3.0}
         rows += [sampled, {**sampled, "held_out/reward": reward}]
-    return row_of("ledger", variant, seed, rows, 1)
+    return {"agent": "ledger", "variant": variant, "seed": seed, **measure(rows)}
 
 
 def test_a_variant_with_the_same_reward_after_half_of_the_tokens_has_a_ratio_of_two() -> None:
@@ -28,9 +28,3 @@ def test_a_variant_with_the_same_reward_after_half_of_the_tokens_has_a_ratio_of_
     assert ratios == {"grpo": 1.0, "prefixes": 2.0, "sampled": None}
     assert found["variants"]["prefixes"]["branches"] == {"branches/groups": 3.0}
     assert compare("sql", runs) == {}
-
-
-def test_runs_of_grpo_that_were_made_before_are_not_repeated(tmp_path: Path) -> None:
-    found = [one for one in known_runs(tmp_path / "runs.jsonl") if one["agent"] == "ledger"]
-    assert {one["variant"] for one in found} == {"grpo"} and {0, 1, 2} <= {one["seed"] for one in found}
-    assert all(one["tokens"][0] == 0 and len(one["tokens"]) == len(one["held_out"]) for one in found)

@@ -17,17 +17,17 @@ from typing import Any
 
 import aiohttp
 import pytest
+from databases import empty_store
 from serving import ServerProcess
 
 from leyden.api.client import Remote
 from leyden.api.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 from leyden.cli import main, parser
 from leyden.outcomes import Ending, Outcome, Retry
-from leyden.records import Call, CallCredit, Purpose, Reward, RewardKind, StepCredits, Task, VersionRun
+from leyden.records import Call, CallCredit, Purpose, Reward, RewardKind, RunSettings, StepCredits, Task, VersionRun
 from leyden.runs.run_folder import RunFolder
 from leyden.server.control.keys import KeyKind
 from leyden.store.store import Store
-from leyden.store.write.queue import LeaseQuery
 
 SLY = "\x1b[31mred [bold]loud[/bold] \x9b2J"
 """What would steer a terminal, or the library that writes to it."""
@@ -85,7 +85,7 @@ def leyden(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
 
 async def fill(server: ServerProcess) -> None:
     async with Remote(server.url, server.admin_key) as remote:
-        await remote.create_run(RunSpec("calc", config={"model": "spark"}))
+        await remote.create_run(RunSpec("calc", RunSettings(max_attempts=2), config={"model": "spark"}))
         await remote.create_run(RunSpec("empty"))
         await remote.enqueue("calc", GroupSpec("sums", Task("add", {"question": "1 + 1"}), size=3))
         good, bad = await remote.lease(LeaseRequest("worker-1", count=2))
@@ -233,8 +233,10 @@ def test_a_run_as_json(leyden: Leyden, where: list[str]) -> None:
 
 def test_a_run_for_a_person(leyden: Leyden, where: list[str]) -> None:
     text = leyden("show", "calc", *where).text
-    for fact in ("2 calls, 3 sampled tokens", "reward 0.375 (all rollouts)", "max_attempts = 3", "sums.2", "queued"):
+    for fact in ("2 calls, 3 sampled tokens", "reward 0.375 (all rollouts)", "sums.2", "queued"):
         assert fact in text
+    assert "settings  max_attempts = 2\n" in text  # not those that are as usual
+    assert "settings  defaults" in leyden("show", "empty", *where).text
     assert "ZeroDivisionError: give another divisor" in text
     assert "[bold]loud[/bold]" in text
     rows = [line.split() for line in text.splitlines()]
@@ -299,6 +301,7 @@ def test_a_rollout_without_attempts(leyden: Leyden, where: list[str]) -> None:
 def test_an_unknown_run_or_rollout_is_a_failure_in_one_line(leyden: Leyden, where: list[str]) -> None:
     assert "no run 'nope'" in leyden("show", "nope", *where).mistake(1)
     assert "no rollout 'nope'" in leyden("show", "calc", "nope", *where).mistake(1)
+    assert "; that is a group, whose first rollout is sums.0" in leyden("show", "calc", "sums", *where).mistake(1)
     assert "no rollout 'nope'" in leyden("show", "calc", "--after", "nope", *where).mistake(1)
 
 
@@ -366,11 +369,13 @@ def test_ids_are_whole_however_narrow_and_attempts_are_there_where_it_took_sever
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "COMMAND"),
         (["fly"], "fly"),
-        (["show"], "RUN"),
+        (["show"], "RUN (`leyden runs` lists them)"),
         (["show", "a", "--outcome", "lost,bad"], "'bad' is no outcome: there are succeeded"),
-        (["train"], "arguments are required: CONFIG.toml (see leyden train --help)"),
+        (
+            ["train"],
+            "arguments are required: CONFIG.toml (`leyden init --from AGENT.py` writes one) (see leyden train --help)",
+        ),
         (["show", "a", "b", "c"], "c"),
         (["show", "not an id"], "letters, digits"),
         (["show", "a/b"], "letters, digits"),
@@ -393,6 +398,19 @@ def test_ids_are_whole_however_narrow_and_attempts_are_there_where_it_took_sever
 )
 def test_a_command_that_makes_no_sense_is_answered_in_one_line(leyden: Leyden, arguments: list[str], said: str) -> None:
     assert said in leyden(*arguments).mistake(2)
+
+
+def test_an_empty_list_says_where_it_looked(leyden: Leyden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty_store(tmp_path / "leyden.db")
+    assert leyden("runs", "--home", str(tmp_path)).text == f"no runs yet in {tmp_path}\n"
+    empty_store(tmp_path / "empty.db")
+    monkeypatch.setenv("LEYDEN_STORE", str(tmp_path / "empty.db"))
+    assert "no runs yet in the database that --store or LEYDEN_STORE names" in leyden("runs").text
+
+
+def test_leyden_alone_lists_its_commands(leyden: Leyden) -> None:
+    done = leyden()
+    assert done.status == 2 and "train the model behind an agent, or continue a run" in done.err
 
 
 @pytest.mark.parametrize(
@@ -424,7 +442,7 @@ async def leave_open(folder: Path) -> None:
     store = await Store(folder / "leyden.db").start()
     await store.create_run(RunSpec("mine"))
     await store.enqueue("mine", GroupSpec("sums", Task("add", {}), size=2))
-    await store.lease(LeaseQuery("worker-1", 1, "mine", None))
+    await store.lease(LeaseRequest("worker-1", run="mine"))
     await store.close()
 
 

@@ -32,9 +32,12 @@ print(json.dumps([said, sorted({"torch", "sqlalchemy", "aiohttp"} & set(sys.modu
 """
 MISTAKES = {
     "tasks=none.jsonl": "none.jsonl: No such file or directory",
+    "tasks=task.jsonl": "task.jsonl: No such file or directory (did you mean tasks.jsonl?)",
     "agent=agent.py:solv": "agent has no 'solv': did you mean 'solve'?",
     "agent=agents.py:solve": "there is no file",
     "agent=nowhere:solve": "there is no module 'nowhere'",
+    "agent=nothing": "'nothing' does not name a callable: write module:name",
+    "reward=agent.py": "'agent.py' is a file: to use a function of it, write agent.py:NAME",
     "agent=./nothing.sh --fast": "unrecognized arguments: --fast (see leyden train --help)",
     "reward=broken.py:score": "broken.py:score' cannot be imported: SyntaxError: '(' was never closed",
     "training.lr=1e-4": "did you mean `training.learning_rate`?",
@@ -130,6 +133,21 @@ def test_an_evaluation_of_a_file_needs_no_other_tasks(folder: Path, capsys: pyte
     config = read(folder, str(folder / "small.toml"), "tasks=gone.jsonl", "model=one")
     check_inputs(config, str(folder / "tasks.jsonl"), "another")
     assert capsys.readouterr().err == "tasks: 4 to evaluate; loading torch and another\n"
+
+
+def test_a_package_that_the_agent_imports_and_that_is_not_installed_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    imports = (
+        "import json, langgraf.graph\nfrom beside import x\ntry:\n    import optional_one\nexcept ImportError: pass\n"
+    )
+    (folder / "agent.py").write_text(imports + AGENT)
+    (folder / "beside.py").touch()
+    check_inputs(read(folder, str(folder / "small.toml")))
+    said = capsys.readouterr().err.splitlines()
+    assert said[:-1] == [f"`agent`: agent.py:solve imports langgraf, which is not installed for {sys.executable}"]
+    check_inputs(read(folder, str(folder / "small.toml"), "workers.processes=0"))
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def read(folder: Path, config: str, *settings: str) -> Config:

@@ -28,6 +28,7 @@ def ask(text: str) -> str:
 AGENTS = {
     "openai": OPENAI + "def solve(task):\n    return ask(task['question'])\n",
     "openai, of a text": OPENAI + "def answer(question: str) -> str:\n    return ask(question)\n",
+    "openai, of a question": OPENAI + "def answer(question):\n    return ask(question)\n",
     "openai, another key": OPENAI + "def run(row):\n    return ask(row['prompt'])\n",
     "anthropic": """
 from anthropic import AsyncAnthropic
@@ -110,6 +111,9 @@ def test_a_crew_and_programs_are_recognised(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import json, sys\nprint(json.loads(sys.stdin.readline()))\n")
     assert recognise(tmp_path / "script.py").name == "python script.py"
     assert recognise(tmp_path / "agent.mjs").name == "node agent.mjs"
+    (tmp_path / "lit.py").write_text("import agentlightning as agl\n@agl.rollout\ndef solve(task, llm): ...\n")
+    with pytest.raises(ConfigError, match="is an agent of Agent Lightning: write a function of the task"):
+        recognise(tmp_path / "lit.py")
     (tmp_path / "empty.py").write_text("x = 1\n")
     with pytest.raises(ConfigError, match="has no function that takes a task"):
         recognise(tmp_path / "empty.py")
@@ -125,6 +129,16 @@ async def test_nothing_is_overwritten_and_an_address_of_its_own_is_said(
     assert tomllib.loads((tmp_path / "mine.toml").read_text())["model"] == "Qwen/Qwen3-0.6B"
     with pytest.raises(ConfigError, match=r"exists: move it away"):
         await init("--from", str(agent))
+
+
+async def test_tasks_and_a_reward_that_are_there_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(AGENTS["openai"])
+    (tmp_path / "tasks.jsonl").write_text('{"question": "mine"}\n')
+    await init("--from", str(tmp_path / "mine.py"))
+    said = capsys.readouterr().out
+    assert "tasks.jsonl: left as you have it" in said and "reward.py: put your own in place of the example" in said
+    assert (tmp_path / "tasks.jsonl").read_text() == '{"question": "mine"}\n'
+    assert (tmp_path / "mine.toml").exists() and (tmp_path / "reward.py").exists()
 
 
 async def test_the_example_trains_on_the_bundled_model(tmp_path: Path) -> None:

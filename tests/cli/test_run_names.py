@@ -12,7 +12,7 @@ import requests
 from serving import ServerProcess
 
 import leyden
-from leyden.api.wire import FinishRequest, GroupSpec, RunSpec
+from leyden.api.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 from leyden.cli import main
 from leyden.config import Config, ConfigError
 from leyden.local.serve import find_served
@@ -24,7 +24,6 @@ from leyden.runs.run_checkpoints import find_checkpoint, require_run_folder
 from leyden.runs.run_folder import RunFolder
 from leyden.server.control.keys import KeyKind
 from leyden.store.store import Store
-from leyden.store.write.queue import LeaseQuery
 
 REWARDS = {"earlier": 0.25, "later": 0.75}
 
@@ -34,7 +33,7 @@ async def record(database: Path, reward: float) -> None:
     store = await Store(database).start()
     await store.create_run(RunSpec("calc", config={"model": "spark"}))
     await store.enqueue("calc", GroupSpec("eval-1-add", Task("add", {}), 1, Purpose.EVAL, step=1))
-    (leased,) = await store.lease(LeaseQuery("worker", 1, "calc", None))
+    (leased,) = await store.lease(LeaseRequest("worker", run="calc"))
     await store.finish(
         "calc", leased.attempt.id, FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", reward),))
     )

@@ -1,18 +1,34 @@
 """Rewards on the way belong to the calls they were given for, whatever becomes of the attempt."""
 
+import asyncio
 import subprocess
 import sys
 
-from worker_harness import AGENTS, WorkerHarness
+import pytest
+from worker_harness import AGENTS, WorkerHarness, worker_harness
 
+from leyden.episodes import Episode
 from leyden.outcomes import Ending
 
 
-async def test_a_reward_belongs_to_the_latest_call_unless_another_is_named(harness: WorkerHarness) -> None:
-    await harness.open()
-    await harness.queue("g", {"do": "all"})
-    with harness.worker("rewarding.py:act"):
-        episode = await harness.episode("g")
+@pytest.fixture(scope="module")
+def rewarded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Episode]:
+    """What became of agents, all in one process: the clients take seconds to import."""
+
+    async def run() -> dict[str, Episode]:
+        async with worker_harness(tmp_path_factory.mktemp("home")) as harness:
+            await harness.open()
+            kinds = ("all", "dialects", "nan", "unknown")
+            for kind in kinds:
+                await harness.queue(kind, {"do": kind})
+            with harness.worker("rewarding.py:act"):
+                return {kind: await harness.episode(kind) for kind in kinds}
+
+    return asyncio.run(run())
+
+
+def test_a_reward_belongs_to_the_latest_call_unless_another_is_named(rewarded: dict[str, Episode]) -> None:
+    episode = rewarded["all"]
     assert episode.attempt.outcome and episode.attempt.outcome.ending is Ending.SUCCEEDED, episode.attempt.outcome
     first, streamed, second, in_span = [call.id for call in episode.calls]
     (span,) = [span for span in episode.spans if span.scope == "leyden"]
@@ -30,11 +46,8 @@ async def test_a_reward_belongs_to_the_latest_call_unless_another_is_named(harne
     assert episode.final_reward(0.0) == 1.0
 
 
-async def test_a_call_is_named_by_a_response_of_every_dialect(harness: WorkerHarness) -> None:
-    await harness.open()
-    await harness.queue("g", {"do": "dialects"})
-    with harness.worker("rewarding.py:act"):
-        episode = await harness.episode("g")
+def test_a_call_is_named_by_a_response_of_every_dialect(rewarded: dict[str, Episode]) -> None:
+    episode = rewarded["dialects"]
     assert episode.attempt.outcome and episode.attempt.outcome.ending is Ending.SUCCEEDED, episode.attempt.outcome
     response, completion = [call.id for call in episode.calls]
     given = [(r.value, r.call) for r in episode.effective_rewards if r.kind == "step"]
@@ -64,12 +77,8 @@ async def test_a_reward_function_sees_them_and_a_timeout_keeps_them(harness: Wor
     assert late.role(late.calls[0]) == "asker"  # its spans are there too
 
 
-async def test_what_cannot_be_a_reward_is_the_agents_error(harness: WorkerHarness) -> None:
-    await harness.open()
-    for kind in ("nan", "unknown"):
-        await harness.queue(kind, {"do": kind})
-    with harness.worker("rewarding.py:act"):
-        found = {kind: (await harness.episode(kind)).attempt.outcome for kind in ("nan", "unknown")}
+def test_what_cannot_be_a_reward_is_the_agents_error(rewarded: dict[str, Episode]) -> None:
+    found = {kind: rewarded[kind].attempt.outcome for kind in ("nan", "unknown")}
     assert all(outcome and outcome.ending is Ending.AGENT_ERROR for outcome in found.values())
     assert found["nan"] and "leyden.reward gave nan" in found["nan"].message
     assert found["unknown"] and "call-of-nobody" in found["unknown"].message

@@ -99,6 +99,32 @@ def test_what_cannot_be_is_refused_with_what_to_change(keys: dict[str, Any], mes
 
 
 def test_several_policies_are_trained_on_one_device_only() -> None:
-    read(training={"devices": 2}, policies={"a": {"roles": "a"}, "b": {"trained": False}})
-    with pytest.raises(ConfigError, match=r"`training.devices` is 2, and `policies` trains 2.*: train one of them"):
-        read(training={"devices": 2}, policies={"a": {"roles": "a"}, "b": {}})
+    with pytest.raises(ConfigError, match=r"`training.devices` trains one policy, and there are `policies`: leave one"):
+        read(training={"devices": 2}, policies={"a": {"roles": "a"}, "b": {"trained": False}})
+
+
+def test_offloading_is_refused_where_it_saves_nothing_or_is_not_there() -> None:
+    read(training={"offload": "optimiser"})
+    for other, reason in (({"lora": {}}, "takes little memory"), ({"devices": 2}, "is for one device")):
+        with pytest.raises(ConfigError, match=f"`training.offload`.*{reason}.*: leave one of them out"):
+            read(training={"offload": "optimiser", **other})
+
+
+@pytest.mark.parametrize(
+    ("policies", "training", "message"),
+    [
+        ({"a": {}, "b": {"of": "c", "roles": "b"}}, {}, r"`policies.b.of` is 'c', which is not trained: name a"),
+        ({"a": {}, "b": {"of": "b", "roles": "b"}}, {}, "which is not trained: name a"),
+        ({"a": {}, "b": {"of": "a", "roles": "b", "lora": {}}}, {}, "plays earlier versions .* leave out `model`"),
+        ({"a": {}, "b": {"of": "a", "roles": "b"}}, {"max_staleness": 1}, "could meet two: leave one of them out"),
+    ],
+)
+def test_self_play_that_cannot_be_is_refused(policies: Any, training: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_config({"run": "r", "agent": "a", "tasks": "t", "policies": policies, "training": training})
+
+
+def test_a_policy_that_plays_earlier_versions_has_their_model_and_is_not_trained() -> None:
+    policies = {"a": {"model": "mine"}, "b": {"of": "a", "roles": "b"}}
+    config = read_config({"run": "r", "agent": "a", "tasks": "t", "policies": policies})
+    assert policy_configs(config)["b"].model == "mine" and trained_policies(config) == ["a"]

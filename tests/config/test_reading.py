@@ -73,6 +73,10 @@ def test_what_is_wrong_is_named_with_its_line(text: str, says: str, tmp_path: Pa
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_file(tmp_path / "nowhere.toml")
+    (tmp_path / "calc.toml").touch()
+    (tmp_path / "calc.py").touch()
+    with pytest.raises(ConfigError, match=r"calc: No such file or directory \(did you mean calc.toml\?\)"):
+        read_file(tmp_path / "calc")
 
 
 def test_settings_are_put_on_top_and_are_toml_or_text() -> None:

@@ -112,6 +112,7 @@ async def test_a_transfer_that_hangs_is_an_error_that_names_the_replica(
     parts: list[ScriptedPart], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ReplicaBackend(parts)._limit_s == 60
+    assert ReplicaBackend(parts, weight_bytes=66 * 10**9)._limit_s == 720  # of 32 billion parameters
     monkeypatch.setattr(replicas_module, "_TRANSFER_LIMIT_S", 0.02)
     parts[2].gate.clear()
     with pytest.raises(EngineError, match="replica 2 of the engine did not take the weights of version 4"):

@@ -125,6 +125,15 @@ async def test_a_request_continues_on_another_replica_from_the_tokens_that_it_ha
         assert rest.sampling.seed not in (None, 3)  # other noise than at the beginning
 
 
+async def test_a_request_whose_prompt_was_answered_continues_without_it() -> None:
+    async with routed() as (router, replicas):
+        replicas[0].dies_after = 1
+        chunks = await collect(router, request("s", prompt_logprobs=True))
+        assert [bool(chunk.prompt_logprobs) for chunk in chunks].count(True) == 1
+        assert ids(chunks) == list(range(101, 101 + TOKENS))
+        assert not replicas[1].requests[0].prompt_logprobs
+
+
 async def test_a_lost_replica_gets_requests_again_when_it_answers() -> None:
     async with routed() as (router, replicas):
         replicas[0].alive = False
@@ -160,7 +169,7 @@ async def test_without_any_replica_requests_say_that_they_wait_and_go_on() -> No
 
 
 async def test_a_request_fails_if_no_replica_answers_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router_module, "_RESTART_LIMIT_S", 0.01)
+    monkeypatch.setattr(router_module, "RESTART_LIMIT_S", 0.01)
     async with routed() as (router, replicas):
         for replica in replicas:
             replica.alive = False

@@ -94,6 +94,7 @@ async def test_without_the_search_the_agent_answers_by_heart_and_earns_nothing(t
     assert load("rag", "reward.py:answer_f1")(task, answer) == 1
 
 
+@pytest.mark.slow  # test_calc.py trains in the quick tests; this agent runs in `leyden dev` and with scripted answers
 def test_two_training_steps_on_the_bundled_model(tmp_path: Path) -> None:
     subprocess.run([sys.executable, EXAMPLES / "rag" / "make_tasks.py", tmp_path], check=True)
     trained = train_example("rag", tmp_path, tasks=tmp_path / "train.jsonl")
@@ -117,6 +118,7 @@ def test_an_answer_that_is_cut_fails_the_agent_and_counts_with_the_failure_rewar
     assert all("ModelBehaviorError" in message for message in report.messages)
     assert report.rewards == (-0.5, -0.5)
     assert [(made.finish, len(made.completion_ids)) for one in episodes for made in one.calls] == 2 * [("length", 1)]
+    assert {one.role(made) for one in episodes for made in one.calls} == {"researcher"}
     assert (report.trained, report.left_out) == (0, {"in a flat group": 2})  # for no other reason
 
 

@@ -1,6 +1,5 @@
 """The gradient of groups whose rollouts share a replayed prefix is the textbook's, computed call by call by hand."""
 
-from importlib import import_module
 from random import Random
 from statistics import fmean, stdev
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from smallepisodes import continuation, episode
-from smallpolicy import prepare_updates, small_policy
+from smallpolicy import compute_in_double, prepare_updates, small_policy
 
 from leyden.config import Config, read_config
 from leyden.episodes import Episode
@@ -20,20 +19,10 @@ from leyden.records import Call
 RULES = SampleFilter(min_group=2, failure_reward=0.0, roles=None)
 
 
-class _Double:
-    """torch, but for the module that sees it single precision is double."""
-
-    float32 = torch.float64
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-
 @pytest.fixture
 def policy(monkeypatch: pytest.MonkeyPatch) -> Policy:
     """A policy that computes everything in double precision."""
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    monkeypatch.setattr(import_module("transformers.models.llama.modeling_llama"), "torch", _Double())
+    compute_in_double(monkeypatch, "llama")
     return small_policy(dtype=torch.float64)
 
 

@@ -194,7 +194,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(tmp_path: Pat
 
 def test_the_weights_of_a_best_checkpoint_that_is_gone_are_refused_with_what_to_do(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, KEEP_ONE)
-    with pytest.raises(TrainingError, match=r"step-3, is damaged \(its folder is missing\).* `leyden eval`"):
+    with pytest.raises(TrainingError, match=r"step-3 is damaged \(its folder is missing\).* `leyden eval`"):
         checkpoints.version_of(3)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from dense_mask import dense_mask
 from smallpolicy import OBJECTIVE, small_policy, some_samples
 from torch._dynamo.testing import CompileCounter
+from torch.distributed.fsdp import fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from leyden.config import AdapterConfig
@@ -59,6 +61,26 @@ def test_the_numbers_of_a_layer_are_constants_of_what_is_compiled() -> None:
     compile_layers(policy.model, backend)
     accumulate(policy, 3)
     assert numbers == []
+
+
+def test_of_a_sharded_layer_only_numbers_of_tokens_vary(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        model = small_policy(layout="rows").model
+        varying: list[int] = []
+
+        def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+            varying.extend(each.node.hint for each in inputs if isinstance(each, torch.SymInt))
+            return module.forward
+
+        for layer in model.model.layers:
+            fully_shard(layer)
+        compile_layers(model, backend)
+        for width in (20, 30, 40):
+            model(torch.arange(width)[None], use_cache=False)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert set(varying) == {30}  # from the second width on, for which the layers are compiled once more
 
 
 def is_number(node: torch.fx.Node) -> bool:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
 from random import Random
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from randomness import examples
+from smallpolicy import compute_in_double
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, MambaConfig, PreTrainedModel
 
 from leyden.config import AdapterConfig, Hyperparameters, TrainingConfig
@@ -74,22 +74,9 @@ def small(kind: str, dtype: torch.dtype = torch.float64, spread: float = 0.3) ->
     return model
 
 
-class _Double:
-    """torch, but for the module that sees it single precision is double."""
-
-    float32 = torch.float64
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-
 @pytest.fixture
 def in_double(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms and rotary embeddings, which models compute in single precision whatever their own, in double."""
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    for kind in MODELS:
-        family = kind.removesuffix("_text")
-        monkeypatch.setattr(import_module(f"transformers.models.{family}.modeling_{family}"), "torch", _Double())
+    compute_in_double(monkeypatch, *(kind.removesuffix("_text") for kind in MODELS))
 
 
 @st.composite

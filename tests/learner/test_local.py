@@ -5,6 +5,7 @@ import errno
 import shutil
 import threading
 from collections.abc import Awaitable, Callable
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,13 +14,14 @@ import pytest
 import torch
 from smallpolicy import OBJECTIVE, small_policy, some_samples
 
-from leyden.config import CheckpointConfig
+from leyden.config import AdapterConfig, CheckpointConfig
 from leyden.learner.checkpoint import Checkpoints
+from leyden.learner.earlier import EarlierAdapter, EarlierModel
 from leyden.learner.local import LocalLearner, TrainedPolicy
 from leyden.learner.policy import Policy
-from leyden.learner.protocol import TrainerState, Update
+from leyden.learner.protocol import PooledVersion, TrainerState, Update
 from leyden.models.source import ModelSource
-from leyden.runs.checkpoint_files import write_checksums
+from leyden.runs.checkpoint_files import checkpoint_steps, write_checksums
 
 SPARK = ModelSource("spark", Path(__file__).parents[2] / "src/leyden/models/spark")
 
@@ -50,6 +52,52 @@ async def test_a_policy_learns_and_is_restored_by_its_name(tmp_path: Path) -> No
         assert await again.restore("mine") == state
         assert [one.tolist() for one in await again.logprobs("mine", samples)] == [one.tolist() for one in after]
         assert await again.version_of("mine", 1) == 1
+
+
+async def test_an_earlier_version_has_the_weights_of_a_checkpoint_while_the_policy_goes_on(tmp_path: Path) -> None:
+    policy = small_policy()
+    model = deepcopy(policy.served)
+    checkpoints = Checkpoints(tmp_path, "mine", SPARK, CheckpointConfig(keep=1))
+    mine = TrainedPolicy(policy, OBJECTIVE, checkpoints)
+    with LocalLearner({"mine": mine}, {"opponent": EarlierModel(model, checkpoints)}) as learner:
+        saved = []
+        for step in (1, 2, 3):
+            await update(learner)
+            pools = {"opponent": (PooledVersion(1),)}
+            await learner.save("mine", TrainerState(step=step, policy="mine", version=10 * step, pools=pools))
+            await learner.finish_save("mine")
+            saved.append(weight(policy))
+        assert checkpoint_steps(tmp_path, "mine") == [1, 3]  # one is kept, and one is in the pool
+        for step in (1, 3):
+            await learner.load("opponent", step)
+            weights = learner.weights("opponent")
+            assert dict(weights.tensors())["model.norm.weight"].tolist() == saved[step - 1]
+            assert weights.adapter() is None and await learner.version_of("opponent", step) == 10 * step
+        assert weight(policy) == saved[2]
+
+
+async def test_an_earlier_version_of_an_adapter_is_that_of_a_checkpoint(tmp_path: Path) -> None:
+    policy = small_policy(lora=AdapterConfig(rank=2, alpha=6))
+    assert policy.adapter is not None
+    checkpoints = Checkpoints(tmp_path, "mine", SPARK, CheckpointConfig(optimiser=False))
+    earlier = EarlierAdapter(policy.adapter, checkpoints)
+    mine = TrainedPolicy(policy, OBJECTIVE, checkpoints)
+    with LocalLearner({"mine": mine}, {"opponent": earlier}) as learner:
+        before = policy.adapter.weights()
+        first = learner.weights("opponent").adapter()
+        assert first is not None and before.rank == first.rank == 2
+        assert {name: tensor.shape for name, tensor in first.tensors.items()} == {
+            name: tensor.shape for name, tensor in before.tensors.items()
+        }
+        assert not any(tensor.any() for tensor in first.tensors.values())
+        await update(learner)
+        saved = {name: tensor.clone() for name, tensor in policy.adapter.weights().tensors.items()}
+        await learner.save("mine", TrainerState(step=1, policy="mine", version=1))
+        await learner.finish_save("mine")
+        await update(learner)
+        await learner.load("opponent", 1)
+        found = learner.weights("opponent").adapter()
+        assert found is not None and all(torch.equal(tensor, saved[name]) for name, tensor in found.tensors.items())
 
 
 async def update(learner: LocalLearner) -> None:
@@ -127,7 +175,7 @@ async def test_without_memory_for_a_copy_a_checkpoint_is_written_at_once(
 
 
 def scripted(policy: object = None, checkpoints: object = None) -> LocalLearner:
-    return LocalLearner({"mine": cast(Any, SimpleNamespace(policy=policy, objective=None, checkpoints=checkpoints))})
+    return LocalLearner({"mine": TrainedPolicy(cast(Any, policy), cast(Any, None), cast(Any, checkpoints))})
 
 
 @pytest.mark.parametrize("change", [lambda learner: learner.apply("mine"), lambda learner: learner.load("mine", 1)])

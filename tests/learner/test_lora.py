@@ -1,5 +1,6 @@
 """With LoRA in bfloat16, what is trained is what is served and saved, also while it is small."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from smallpolicy import OBJECTIVE, small_policy, some_samples
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from leyden.config import AdapterConfig
+from leyden.config import AdapterConfig, TrainingConfig
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import OldLogprobs
 
@@ -79,3 +80,24 @@ def test_merging_again_changes_nothing() -> None:
     assert policy.adapter is not None
     policy.adapter.publish()
     assert all(torch.equal(now, then) for (_, now), then in zip(policy.served_tensors(), before, strict=True))
+
+
+def test_policies_over_one_base_share_its_memory_and_nothing_else() -> None:
+    first = small_policy(lora=LORA, dtype=torch.bfloat16)
+    alone = trained(dtype=torch.bfloat16)
+    torch.manual_seed(5)
+    second = Policy(
+        deepcopy(first.served), TrainingConfig(lora=AdapterConfig(rank=2), learning_rate=1e-2), beside=first
+    )
+    assert first.adapter is not None and second.adapter is not None
+    ours, theirs = dict(first.adapter.base_parameters()), dict(second.adapter.base_parameters())
+    assert all(theirs[name] is parameter for name, parameter in ours.items())
+    assert (first.shares_base, second.shares_base) == (False, True)
+    base = {name: tensor.clone() for name, tensor in first.adapter.base_tensors()}
+    for seed in range(3):
+        for policy in (first, second):
+            policy.apply(policy.accumulate(some_samples(seed=seed), OldLogprobs(), OBJECTIVE).grad_norm)
+    assert all(torch.equal(tensor, base[name]) for name, tensor in second.adapter.base_tensors())
+    expected = dict(alone.served_tensors())
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in first.served_tensors())
+    assert any(not torch.equal(tensor, expected[name]) for name, tensor in second.served_tensors())

@@ -95,6 +95,19 @@ def moved(clip_norm: float) -> float:
     return (weights(policy) - before).abs().max().item()
 
 
+def test_gradients_are_clipped_to_the_bit_as_torch_clips_them() -> None:
+    clip = 1e-8  # so small that Adam does not undo it
+    for seed in range(4):
+        ours, theirs = (small_policy(clip_norm=clip, dtype=torch.float64) for _ in range(2))
+        samples = [replace(sample, weight=sample.weight / 8) for sample in some_samples(seed=seed)]
+        norm, other = (each.accumulate(samples, OldLogprobs(), OBJECTIVE).grad_norm for each in (ours, theirs))
+        assert norm == other > clip
+        ours.apply(norm)
+        torch.nn.utils.clip_grads_with_norm_(theirs.trained.values(), clip, torch.tensor(norm))
+        theirs.optimiser.step()
+        assert torch.equal(weights(ours), weights(theirs))
+
+
 def test_the_share_of_tokens_is_reported_that_a_correction_bounds() -> None:
     policy, samples = small_policy(), some_samples()
     exact = [

@@ -18,6 +18,7 @@ TINY = (
     "training.tasks_per_step=2",
     "training.updates_per_step=2",
     "training.group_size=3",
+    "workers.processes=1",
 )
 ALWAYS = {
     *("loss", "grad_norm", "learning_rate", "entropy", "ratio_mean", "ratio_max", "ratio_min"),
@@ -56,7 +57,11 @@ REPORTED = {
 }
 
 
-@pytest.mark.parametrize("advantage", CHOICES)
+@pytest.mark.parametrize(
+    "advantage",
+    # what is slow is computed in tests/rl and tests/learner too
+    [pytest.param(one, marks=[] if one in ("grpo", "ppo") else [pytest.mark.slow]) for one in CHOICES],
+)
 def test_every_choice_moves_weights_and_reports(advantage: str, tmp_path: Path) -> None:
     settings = [setting for some in CHOICES[advantage] for setting in some]
     trained = train_table(tmp_path, *TINY, "training.steps=1", f"algorithm.advantage={advantage}", *settings)

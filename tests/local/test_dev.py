@@ -1,13 +1,15 @@
-"""What `leyden dev` counts in the episodes of its rollouts, and what it prints meanwhile."""
+"""What `leyden dev` counts in the episodes of its rollouts, what it prints meanwhile, and how it fails."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_commands import run_command
 from msgspec.structs import replace
 from smallepisodes import call, episode
-from trainings import Training
+from trainings import AGENT, Training
 
 from leyden.config import read_config, read_file
 from leyden.episodes import Episode
@@ -104,3 +106,30 @@ async def test_without_a_terminal_it_prints_how_far_it_is_while_agents_hang(
     (tmp_path / "slow").unlink()
     report, _ = await running
     assert report.rollouts == 4
+
+
+def test_leyden_dev_says_what_was_caught_and_fails_where_nothing_could_be_trained(tmp_path: Path) -> None:
+    Training(tmp_path)
+    done = run_command("dev", "small.toml", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    caught = json.loads(done.stdout)
+    assert caught["outcomes"] == {"succeeded": 8}
+    assert (caught["calls"], caught["prompts"]) == (8, {"fresh": 8})
+    assert caught["calls_trained"] == 8 - caught["left_out"].get("in a flat group", 0) == 8 - 2 * caught["groups_flat"]
+    (tmp_path / "agent.py").write_text(
+        "def solve(task):\n    return 'x'\n\n\ndef reward(task, result):\n    return 1.0\n"
+    )
+    silent = run_command("dev", "small.toml", "--tasks", "1", "--rollouts", "1", cwd=tmp_path)
+    assert silent.returncode == 1
+    assert "would be trained" in silent.stdout
+    assert "no model call reached the gateway: does the agent set its own base URL?" in silent.stderr
+
+
+def test_leyden_dev_fails_where_no_rollout_succeeded(tmp_path: Path) -> None:
+    Training(tmp_path)
+    fails = AGENT.replace("    return answer.raise", "    raise KeyError(task['q'])\n    return answer.raise")
+    (tmp_path / "agent.py").write_text(fails)
+    failed = run_command("dev", "small.toml", "--json", cwd=tmp_path)
+    assert failed.returncode == 1
+    assert json.loads(failed.stdout)["calls"] == 8
+    assert "leyden: no rollout succeeded; 8 of 8 ended with: KeyError: 'q'" in failed.stderr

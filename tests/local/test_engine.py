@@ -1,21 +1,25 @@
 """The engine of a run has the precision, the slots and the memory that configuration and plan say."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from small_engines import check, complete, make_request
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import leyden.local.engine
 from leyden.config import AdapterConfig, Config, ConfigError, TrainingConfig, read_config
-from leyden.engine.protocol import EngineError
+from leyden.engine.protocol import EngineError, VllmAddress
 from leyden.engine.torch.engine import TorchEngine
 from leyden.engine.vllm.backend import VllmBackend
+from leyden.engine.vllm.serving import ServedVllm
 from leyden.learner.lora import MergedLoraLinear
 from leyden.learner.policy import Policy
-from leyden.local.engine import running_engine
+from leyden.local.engines import running_engines
+from leyden.local.policies import LocalPolicy
 from leyden.models.source import find_model
 
 GIB = 2**30
@@ -46,7 +50,8 @@ async def test_the_embedded_engine_has_the_models_precision_whatever_the_devices
             super().__init__(model, dtype=dtype or torch.bfloat16, **settings)
 
     monkeypatch.setattr(leyden.local.engine, "TorchEngine", DefaultOfGpus)
-    async with running_engine(config(kind="torch"), tmp_path, model, SPARK, 0) as engine:
+    async with running_engines(tmp_path, [LocalPolicy(config(kind="torch"), SPARK, model)]) as engines:
+        engine = engines["policy"]
         assert isinstance(engine, TorchEngine)
         check(model, await complete(engine, make_request((1, 2, 3))))
 
@@ -59,7 +64,7 @@ async def test_vllm_computes_as_many_requests_at_once_as_there_are_slots(
     python.chmod(0o755)
     chosen = config(kind="vllm", slots=12, vllm_python=str(python))
     with pytest.raises(ConfigError, match="vLLM did not start"):
-        async with running_engine(chosen, tmp_path, model, SPARK, 0):
+        async with running_engines(tmp_path, [LocalPolicy(chosen, SPARK, model)]):
             pass
     assert " --max-num-seqs 12 " in (tmp_path / "vllm.log").read_text()
 
@@ -68,12 +73,14 @@ async def test_vllm_computes_as_many_requests_at_once_as_there_are_slots(
 async def test_adapters_are_computed_as_the_engine_does(
     kind: str, model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def start(backend: VllmBackend) -> None:
+    async def start(backend: ServedVllm) -> None:
         """Start nothing."""
 
-    monkeypatch.setattr(VllmBackend, "start", start)
-    policy = Policy(model, TrainingConfig(lora=AdapterConfig()))
-    async with running_engine(config(kind=kind), tmp_path, model, SPARK, 0, policy):
+    monkeypatch.setattr(ServedVllm, "start", start)
+    training = TrainingConfig(lora=AdapterConfig())
+    policy = Policy(model, training)
+    own = replace(config(kind=kind), training=training)
+    async with running_engines(tmp_path, [LocalPolicy(own, SPARK, model, policy=policy)]):
         layers = [layer for layer in policy.model.modules() if isinstance(layer, MergedLoraLinear)]
         assert {layer.unmerged for layer in layers} == {kind == "vllm"}
 
@@ -105,7 +112,7 @@ async def test_the_trainers_memory_is_limited_from_before_vllm_starts_until_it_h
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limit)
     try:
-        async with running_engine(config(kind="vllm", memory=0.5), tmp_path, model, SPARK, 0):
+        async with running_engines(tmp_path, [LocalPolicy(config(kind="vllm", memory=0.5), SPARK, model)]):
             events.append("sampling")
     except ConfigError as error:
         assert str(error) == "`engine`: no memory"
@@ -116,3 +123,84 @@ async def test_the_trainers_memory_is_limited_from_before_vllm_starts_until_it_h
         "vLLM ended",
         "trainer limited to 1.00 of cuda:0",
     ]
+
+
+def lora_policy(name: str, rank: int, model: PreTrainedModel, beside: Policy | None = None) -> LocalPolicy:
+    training = TrainingConfig(lora=AdapterConfig(rank=rank))
+    own = replace(config(kind="vllm"), training=training, policy=name)
+    return LocalPolicy(own, SPARK, model, policy=Policy(model, training, beside=beside))
+
+
+async def test_adapters_over_one_base_share_a_vllm_and_other_policies_have_their_own(
+    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[str, ...]] = []
+
+    async def start(server: ServedVllm) -> None:
+        started.append(server._options.arguments)
+
+    monkeypatch.setattr(ServedVllm, "start", start)
+    writer = lora_policy("writer", 4, model)
+    checker = lora_policy("checker", 16, deepcopy(model), writer.policy)
+    judge = LocalPolicy(replace(config(kind="vllm"), policy="judge"), SPARK, model)
+    assert writer.policy is not None and writer.policy.adapter is not None
+    rival = LocalPolicy(
+        replace(config(kind="vllm"), policy="rival"), SPARK, model, adapter=writer.policy.adapter.weights
+    )
+    async with running_engines(tmp_path, [writer, judge, checker, rival]) as engines:
+        addresses = {name: engine.address for name, engine in engines.items()}
+    locations = {name: address.location for name, address in addresses.items() if isinstance(address, VllmAddress)}
+    assert locations["writer"] == locations["checker"] == locations["rival"] != locations["judge"]
+    assert [address.adapter for address in addresses.values() if isinstance(address, VllmAddress)] == [
+        "writer",
+        "checker",
+        "rival",
+        None,
+    ]
+    adapters, plain = started
+    assert adapters[adapters.index("--enable-lora") :] == (
+        *("--enable-lora", "--max-loras", "4", "--max-cpu-loras", "6", "--max-lora-rank", "16"),
+    )
+    assert "--enable-lora" not in plain
+    assert adapters[:2] == plain[:2] == ("--gpu-memory-utilization", "0.100")  # they divide what one would have
+
+
+async def test_separate_models_cannot_share_a_vllm_that_runs_already(model: PreTrainedModel, tmp_path: Path) -> None:
+    own = config(kind="vllm", url="unix:/nowhere.sock")
+    policies = [LocalPolicy(replace(own, policy=name), SPARK, model) for name in ("a", "b")]
+    with pytest.raises(ConfigError, match=r"`engine.url` is one vLLM, and `policies` take 2: leave it out"):
+        async with running_engines(tmp_path, policies):
+            pass
+
+
+async def test_on_one_gpu_two_adapters_have_one_engine_and_separate_models_divide_its_memory(
+    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[str] = []
+    limits: list[float] = []
+
+    async def start(server: ServedVllm) -> None:
+        shares.append(server._options.arguments[1])
+        assert server._options.environment == {"CUDA_VISIBLE_DEVICES": "0"} and server._options.transfer == "ipc"
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(ServedVllm, "start", start)
+    writer = lora_policy("writer", 4, model)
+    checker = lora_policy("checker", 4, deepcopy(model), writer.policy)
+    alone = [
+        replace(one, policy=None, config=replace(one.config, training=TrainingConfig())) for one in (writer, checker)
+    ]
+    monkeypatch.setattr(PreTrainedModel, "device", torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append(share))
+    async with running_engines(tmp_path, [writer, checker]):
+        assert shares == ["0.600"] and limits == [pytest.approx(0.35), pytest.approx(0.35)]
+    async with running_engines(tmp_path, alone):
+        assert shares[1:] == ["0.300", "0.300"]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 * GIB, 4 * GIB))
+    with pytest.raises(ConfigError, match="2 engines at least"):
+        async with running_engines(tmp_path, alone):
+            pass
+    assert len(shares) == 3  # nothing was started

@@ -56,7 +56,7 @@ def test_a_server_that_is_killed_is_started_again_and_the_run_goes_on(undisturbe
         (server,) = children(process.pid, "leyden.server")
         kill(server)
         assert "(killed by SIGKILL)" in line_with(process, "it is started again")
-    printed, _ = process.communicate(timeout=120)
+    printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
     assert training.accounts() == undisturbed.accounts()
 
@@ -67,6 +67,6 @@ def test_a_signal_to_all_processes_lets_the_step_in_hand_finish(tmp_path: Path) 
     after_lines(process, 2)
     for pid in (*children(process.pid, "leyden.server"), process.pid):
         os.kill(pid, signal.SIGTERM)
-    printed, _ = process.communicate(timeout=120)
+    printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
     assert (training.run / f"step-{training.metrics()[-1]['step']}").exists()

@@ -7,16 +7,23 @@ from leyden.config import Config, ConfigError, read_config
 from leyden.local.placement import check_tensor_parallel, device_variable, place_replicas
 
 
-def config(**engine: object) -> Config:
-    return read_config({"run": "r", "agent": "a.py:f", "tasks": "t.jsonl", "engine": engine})
+def config(devices_that_train: int = 1, **engine: object) -> Config:
+    training = {"devices": devices_that_train}
+    return read_config({"run": "r", "agent": "a.py:f", "tasks": "t.jsonl", "engine": engine, "training": training})
 
 
 def test_replicas_have_the_devices_after_the_trainers() -> None:
     assert place_replicas(config(), 8) == [(0,)]
-    assert place_replicas(config(), 8, trainer_devices=2) == [(2,)]
+    assert place_replicas(config(2), 8) == place_replicas(config(2, devices=[2]), 8) == [(2,)]
     assert place_replicas(config(replicas=3, tensor_parallel=2), 8) == [(1, 2), (3, 4), (5, 6)]
     assert place_replicas(config(replicas=2, devices=[0, 0]), 1) == [(0,), (0,)]
     assert place_replicas(config(replicas=2), 0) == [(), ()]
+
+
+def test_devices_that_train_together_have_no_engine() -> None:
+    assert config(1, devices=[0]).engine.devices == (0,)
+    with pytest.raises(ConfigError, match="devices 0 to 1 train, and have no memory for an engine: name others"):
+        config(2, replicas=2, devices=[1, 2])
 
 
 @pytest.mark.parametrize("engine", [{"replicas": 2}, {"tensor_parallel": 2}, {"devices": [2]}])

@@ -22,6 +22,7 @@ from leyden.store.read import queries, views
 DOCUMENT = {"run": "r", "agent": "a.py:solve", "tasks": "t.jsonl"}
 
 
+@pytest.mark.slow  # test_several_policies.py has a run with policies of such names
 def test_a_run_of_another_policy_trains_resumes_and_is_used(tmp_path: Path) -> None:
     settings = (
         "policy=writer",
@@ -63,6 +64,8 @@ def test_a_run_of_another_policy_trains_resumes_and_is_used(tmp_path: Path) -> N
     AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
     evaluated = run_command("eval", "small.toml", "policy=writer", "--model", str(folder / "step-2"), cwd=tmp_path)
     assert evaluated.returncode == 0, evaluated.stderr
+    (measured,) = (tmp_path / "runs").glob("small.eval-*")
+    assert measured.name == "small.eval-small-policies-writer-step-2"
     assert run_command("prune", "small", "--checkpoints", "--keep", "1", cwd=tmp_path).returncode == 0
     kept = checkpoint_steps(training.run, "writer")
     assert 2 in kept

@@ -27,7 +27,7 @@ from leyden.store.store import Store
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[TorchEngine]:
-    running = TorchEngine(load_model(find_model("spark", str(tmp_path)), "float32", training=False))
+    running = TorchEngine(load_model(find_model("spark", str(tmp_path)), "float32"))
     yield running
     running.close()
 

@@ -1,12 +1,18 @@
 """A run with two policies trains, is killed, resumes, is evaluated and used, with real engines and a real server."""
 
 import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import openai
 import pytest
 from forked_commands import run_command
 from serving import ServerProcess
-from trainings import Training
+from sqlalchemy import Connection
+from trainings import Training, children, line_with
 
 from leyden.learner.checkpoint import read_state
 from leyden.runs.checkpoint_files import checkpoint_steps
@@ -59,24 +65,33 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
     return training
 
 
+@contextmanager
+def reading(run: Path) -> Iterator[Connection]:
+    """Read the store of a run."""
+    with closing(Database(run / "leyden.db", readonly=True)) as database, database.reader.begin() as connection:
+        yield connection
+
+
 def test_every_policy_has_its_own_calls_versions_credits_metrics_and_checkpoints(trained: Training) -> None:
     metrics = trained.metrics()
     assert [(line["step"], line["policy"]) for line in metrics] == [
         (step, policy) for step in (0, 1, 2) for policy in ("writer", "checker")
     ]
     assert all(line["rollouts/trained"] == line["calls/trained"] == 8 for line in metrics[2:])
-    database = Database(trained.run / "leyden.db", readonly=True)
-    with database.reader.begin() as connection:
+    with reading(trained.run) as connection:
         (episode, *_) = queries.group_episodes(connection, "small", "train-0")
         assert [(call.policy, call.role) for call in episode.calls] == [("writer", "writer"), ("checker", "checker")]
         assert {version.policy for version in queries.latest_versions(connection, "small")} <= {"writer", "checker"}
         credits = queries.rollout_credits(connection, "small", "train-0.0")
-    database.close()
     by_policy = {one.policy: [credit.call for credit in one.calls] for one in credits}
     assert by_policy == {call.policy: [call.id] for call in episode.calls}
     for policy in ("writer", "checker"):
         assert checkpoint_steps(trained.run, policy) == [1, 2]
         assert read_state(trained.run / "policies" / policy / "step-2").policy == policy
+    checked = run_command("check", "small", "--json", cwd=trained.folder)
+    names = [part["name"] for part in json.loads(checked.stdout)]
+    checkpoints = [f"policies/{policy}/step-{step}" for policy in ("checker", "writer") for step in (1, 2)]
+    assert sorted(names) == sorted(["leyden.db", "records", *checkpoints])
 
 
 def test_a_run_whose_last_checkpoint_lacks_a_policy_resumes_from_the_step_before(trained: Training) -> None:
@@ -107,3 +122,59 @@ def test_its_policies_are_evaluated_exported_and_served_by_name(trained: Trainin
                 model=policy, messages=[{"role": "user", "content": "Hello"}], max_tokens=4
             )
             assert answer.usage is not None and answer.usage.completion_tokens > 0
+    assert run_command("prune", "small", "--checkpoints", "--keep", "1", cwd=folder).returncode == 0
+    for policy in ("writer", "checker"):
+        assert 3 in checkpoint_steps(trained.run, policy)
+
+
+LOSS = """
+import os
+import signal
+from pathlib import Path
+
+from leyden.rl.loss.ppo_clip import ppo_clip
+
+
+def loss(tokens, hyperparameters):
+    with Path("updates").open("a") as file:
+        file.write(".")
+    if Path("kill").exists() and Path("updates").stat().st_size == 2:  # one update a step
+        Path("kill").unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ppo_clip(tokens, hyperparameters)
+"""
+
+
+def pair(folder: Path) -> Training:
+    """A run whose second policy kills it in step 2, if it is told so: the first has trained and published by then."""
+    folder.mkdir()
+    settings = ("deterministic=true", "checkpoints.every=1", "evaluation.every=0", "held_out=0")
+    training = Training(folder, *settings, "training.tasks_per_step=1", "training.group_size=4")
+    lots = "from zlib import crc32\n    return crc32(repr(result).encode()) % 997 / 997"  # leave no group flat
+    (folder / "agent.py").write_text(AGENT.replace('return float(len(result or "") % 2)', lots))
+    (folder / "losses.py").write_text(LOSS)
+    with (folder / "small.toml").open("a") as file:
+        file.write(POLICIES + '\n[policies.checker.algorithm]\nloss = "losses.py:loss"\n')
+    return training
+
+
+@pytest.mark.slow
+def test_a_run_killed_between_the_updates_of_its_policies_ends_with_the_same_weights(tmp_path: Path) -> None:
+    whole, killed = pair(tmp_path / "whole"), pair(tmp_path / "killed")
+    whole.finish("training.steps=3")
+    (killed.folder / "kill").touch()
+    process = killed.start("training.steps=3")
+    line_with(process, "dashboard:")
+    others = children(process.pid)
+    process.communicate(timeout=300)
+    assert process.returncode == -signal.SIGKILL and not (killed.folder / "kill").exists()
+    while any(Path(f"/proc/{pid}").exists() for pid in others):
+        time.sleep(0.05)
+    with reading(killed.run) as connection:
+        newest = {one.policy: one.number for one in queries.latest_versions(connection, "small")}
+    assert newest.get("writer") == 2 and newest.get("checker", 0) < 2
+    assert "resuming small after step 1" in killed.finish("training.steps=3")
+    for policy in ("writer", "checker"):
+        for name in ("model.safetensors", "optimiser.safetensors"):
+            file = Path("policies") / policy / "step-3" / name
+            assert (killed.run / file).read_bytes() == (whole.run / file).read_bytes(), file

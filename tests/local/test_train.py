@@ -1,30 +1,22 @@
-"""`leyden train` as a user meets it: what it leaves, how it goes on, how it is stopped, and what it refuses."""
+"""`leyden train` as a user meets it: what it leaves, and how it goes on."""
 
-import asyncio
 import json
 import re
 import shlex
 import shutil
-import signal
-import sqlite3
 import subprocess
 import sys
 import time
 import tomllib
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from forked_commands import run_command, start_command
-from trainings import AGENT, Training, children, line_with
+from trainings import AGENT, Training, line_with
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leyden.api.wire import RolloutPage
-from leyden.config import ConfigError, override, read_config, read_file
-from leyden.extras import install_command
 from leyden.learner.checkpoint import read_state
-from leyden.local.train import train
-from leyden.models.source import BUNDLED
 from leyden.records import Call
 from leyden.server.control.keys import KeyKind, Keyring
 from leyden.store.database import Database
@@ -250,7 +242,8 @@ def test_where_no_step_is_better_the_model_before_training_is_tested(tmp_path: P
     assert {run.number for call in calls_of_tests(training.run) for run in call.versions} == {0}
     assert f"test reward {test['test/reward']:.3f}" in printed
     assert "step 1: the held-out reward has collapsed: it is 0.500, and was 1.000 at step 0" in printed
-    assert "of the model before training, measured once: no checkpoint was better on the held-out tasks" in printed
+    assert "no checkpoint was better on the held-out tasks than the model before training" in printed
+    assert "of the model before training, measured once" in printed
 
 
 @pytest.mark.slow
@@ -266,226 +259,14 @@ def test_a_run_whose_entropy_collapses_warns_and_keeps_the_checkpoint_before(tmp
     assert {path.name for path in training.run.glob("step-*")} == {f"step-{int(said) - 1}", "step-3"}
 
 
-def test_restart_puts_the_earlier_run_aside(tmp_path: Path) -> None:
+def test_restart_puts_the_earlier_run_aside(trained: Training, tmp_path: Path) -> None:
+    shutil.copytree(trained.folder, tmp_path, dirs_exist_ok=True)
     training = Training(tmp_path, "training.steps=1", "held_out=0")
-    training.finish()
     first = training.metrics()
     assert "the earlier run is now" in training.finish("--restart")
     (aside,) = (path for path in training.run.parent.iterdir() if "before" in path.name)
     assert json.loads((aside / "metrics.jsonl").read_text().splitlines()[0]) == first[0]
     assert len(training.metrics()) == 1
-
-
-def test_a_run_that_came_to_nothing_may_begin_with_another_configuration(tmp_path: Path) -> None:
-    training = Training(tmp_path, "training.steps=1", "held_out=1")
-    nowhere = leyden(tmp_path, "train", "small.toml", "server.host=192.0.2.1", "training.group_size=2")
-    assert nowhere.returncode == 1
-    assert "`server`: cannot listen on 192.0.2.1" in nowhere.stderr
-    agent = (tmp_path / "agent.py").read_text()
-    (tmp_path / "agent.py").write_text(agent.replace("client.post", "client.pest"))
-    broken = leyden(tmp_path, "train", "small.toml", "held_out=1", "training.group_size=2")
-    assert "no rollout of 8 different tasks in a row succeeded" in broken.stderr
-    (tmp_path / "agent.py").write_text(agent)
-    began = leyden(tmp_path, "train", "small.toml", *training.settings)
-    assert "what was recorded with the earlier one is now" in began.stderr + began.stdout
-    assert [row["rollouts/requested"] for row in training.metrics() if row["step"]] == [6]
-
-
-def test_a_run_that_somebody_is_at_is_left_alone(tmp_path: Path) -> None:
-    training = Training(tmp_path)
-    (tmp_path / "slow").touch()
-    process = training.start()
-    while not children(process.pid, "leyden.client.worker"):
-        time.sleep(0.05)
-    for more in ("training.group_size=2", "--restart"):
-        second = leyden(tmp_path, "train", "small.toml", more)
-        assert second.returncode == 1
-        assert "another process uses run 'small'" in second.stderr
-    (tmp_path / "slow").unlink()
-    printed, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, printed
-    assert [row["step"] for row in training.metrics()] == [0, 1, 2, 3, 4]
-
-
-def test_one_interrupt_finishes_the_step_and_saves_and_two_stop_at_once(tmp_path: Path) -> None:
-    training = Training(tmp_path, "training.steps=50", "checkpoints.every=50", "evaluation.every=0")
-    process = training.start()
-    line_with(process, " 1/50")
-    process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert "finishing this step" in printed
-    step = training.metrics()[-1]["step"]
-    assert 0 < step < 50
-    assert (training.run / f"step-{step}").exists()
-    before = training.metrics()[0]["held_out/reward"]
-    assert re.search(rf"held-out reward {before:.3f} ± \S+ before, not evaluated since", printed)
-
-    printed = training.finish(f"training.steps={step + 2}")
-    assert re.search(rf"step +{step + 1}/{step + 2} .* held-out {before:.3f} ± ", printed), printed
-    step += 2
-
-    (tmp_path / "slow").touch()
-    process = training.start()
-    line_with(process, f"after step {step}")
-    line_with(process, "engine: torch")
-    while not (tmp_path / "waiting").exists():
-        time.sleep(0.05)
-    workers = children(process.pid, "leyden.client.worker")
-    process.send_signal(signal.SIGINT)
-    line_with(process, "finishing this step")
-    process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "stopped; continue with: leyden train small.toml training.steps=50" in printed
-    (worker,) = workers
-    wait_ended(worker)
-    rows = [row["step"] for row in training.metrics()]
-    assert rows == list(range(len(rows)))
-
-
-@pytest.mark.slow
-def test_an_interrupt_in_the_first_evaluation_does_not_wait_for_its_agents(tmp_path: Path) -> None:
-    training = Training(tmp_path, "training.steps=1")
-    (tmp_path / "slow").touch()
-    process = training.start()
-    while not (tmp_path / "waiting").exists():
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    printed, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, printed
-    assert "stopping the evaluation; the next start uses the rollouts that are finished" in printed
-    assert "run small stopped at step 0 of 1" in printed
-    (tmp_path / "slow").unlink()
-    assert "step 1/1" in training.finish()
-
-
-def test_a_second_interrupt_does_not_wait_for_the_update_that_is_computed(tmp_path: Path) -> None:
-    training = Training(
-        tmp_path, "held_out=0", "training.steps=2", "checkpoints.every=1", "algorithm.credit=credit.py:slow"
-    )
-    (tmp_path / "credit.py").write_text(SLOW_CREDIT)
-    process = training.start()
-    line_with(process, "step 1/2")
-    while not (tmp_path / "computing").exists():
-        time.sleep(0.05)
-    (worker,) = children(process.pid, "leyden.client.worker")
-    process.send_signal(signal.SIGINT)
-    line_with(process, "finishing this step")
-    process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=120)  # the update takes an hour
-    assert process.returncode == 130
-    assert "stopped; continue with: leyden train small.toml held_out=0" in printed
-    wait_ended(worker)
-    (tmp_path / "fast").touch()
-    printed = training.finish()
-    assert "resuming small after step 1" in printed
-    assert [row["step"] for row in training.metrics()] == [1, 2]
-    assert [row["rollouts/succeeded"] for row in training.metrics()] == [6, 6]
-    with closing(sqlite3.connect(training.run / "leyden.db")) as database:
-        assert database.execute("SELECT count(*) FROM attempts WHERE ending = 'succeeded'").fetchone() == (12,)
-
-
-SLOW_CREDIT = """
-import time
-from pathlib import Path
-
-
-def slow(rewards, hyperparameters):
-    here = Path(__file__).parent
-    if (here / "runs/small/step-1").exists() and not (here / "fast").exists():
-        (here / "computing").touch()
-        time.sleep(3600)
-    return [rewards.total] * len(rewards.steps)
-"""
-
-
-def wait_ended(pid: int) -> None:
-    """Wait until a process has ended."""
-    while Path(f"/proc/{pid}").exists():
-        time.sleep(0.05)
-
-
-def refusal(folder: Path, *settings: str) -> str:
-    """The one line with which a training is refused."""
-    config = read_config(override(read_file(folder / "small.toml"), [f"home={folder}/runs", *settings]))
-    with pytest.raises(ConfigError) as caught:
-        asyncio.run(train(config))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        ("model=nowhere/nothing", "`model`: 'nowhere/nothing' is neither bundled"),
-        ("model=runs", "has no config.json"),
-        ("tasks=other.jsonl", "`tasks`: "),
-        ("agent=agent.py:solv", "did you mean 'solve'"),
-        ("reward=agent.py:nothing", "has no 'nothing'"),
-        ("algorithm.advantage=grop", "`algorithm.advantage`: there is no 'grop'"),
-    ],
-)
-def test_what_is_wrong_is_one_line_before_any_work(setting: str, says: str, tmp_path: Path) -> None:
-    Training(tmp_path)
-    (tmp_path / "runs").mkdir()
-    assert says in refusal(tmp_path, setting)
-
-
-def test_too_little_memory_is_reported_before_any_is_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Training(tmp_path)
-    monkeypatch.setattr("leyden.learner.loading.free_memory", lambda: 10 * 2**20)
-    assert "takes about 0.029 GiB and 0.0098 are free" in refusal(tmp_path)
-
-
-def test_a_tokenizer_without_a_chat_template_and_a_bad_line(tmp_path: Path) -> None:
-    training = Training(tmp_path)
-    shutil.copytree(str(BUNDLED["spark"]), tmp_path / "broken")
-    (tmp_path / "broken" / "tokenizer_config.json").write_text("{}")
-    assert "has no chat template" in refusal(tmp_path, "model=broken")
-    (training.folder / "tasks.jsonl").write_text('{"question": "x"}\n{')
-    assert "tasks.jsonl:2: this line is not JSON" in refusal(tmp_path)
-
-
-def test_the_command_says_it_in_one_line_too(tmp_path: Path) -> None:
-    Training(tmp_path)
-    done = leyden(tmp_path, "train", "small.toml", "training.stepz=3")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "leyden: `training.stepz` is no key: did you mean `training.steps`?\n"
-
-
-@pytest.mark.slow
-def test_an_agent_that_is_broken_is_not_trained(tmp_path: Path) -> None:
-    training = Training(tmp_path)
-    (tmp_path / "agent.py").write_text(
-        "def solve(task):\n    return task['qestion']\n\n\ndef reward(task):\n    return 1\n"
-    )
-    done = leyden(training.folder, "train", "small.toml")
-    assert done.returncode == 1
-    assert re.search(
-        r"no rollout of 8 different tasks in a row succeeded; (\d+) of \1 ended agent_error: KeyError: 'qestion'",
-        done.stderr,
-    )
-
-
-def test_settings_that_do_nothing_or_name_nothing_are_reported(tmp_path: Path) -> None:
-    settings = ("algorithm.gamma=0.5", "training.tasks_per_step=9", 'training.roles=["plannner"]')
-    done = leyden(Training(tmp_path).folder, "train", "small.toml", *settings)
-    assert done.returncode == 1
-    assert '`algorithm.gamma` does nothing with `credit = "identical"`' in done.stderr
-    assert re.search(r"a step takes 9 tasks and there are \d+: some come twice", done.stderr)
-    assert "calls had the roles none; `training.roles` names those that are trained on. A call has the" in done.stderr
-    assert install_command("trace") in done.stderr and "`[roles]`" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_a_user_function_that_fails_ends_the_run_in_one_line(tmp_path: Path) -> None:
-    training = Training(tmp_path)
-    (tmp_path / "own.py").write_text("def loss(tokens, terms):\n    return -tokens.current.mean(), {}\n")
-    done = leyden(training.folder, "train", "small.toml", "algorithm.loss=own.py:loss")
-    assert done.returncode == 1
-    assert "leyden: `algorithm.loss` returned a tensor of shape () " in done.stderr and "Traceback" not in done.stderr
 
 
 def test_garbage_collection_leaves_out_what_the_first_step_has_loaded(tmp_path: Path) -> None:
@@ -498,35 +279,6 @@ def test_garbage_collection_leaves_out_what_the_first_step_has_loaded(tmp_path: 
     training.finish()
     counts = [int(line) for line in (tmp_path / "frozen").read_text().split()]
     assert counts[-1] > counts[0] + 1000
-
-
-def test_leyden_dev_says_what_was_caught_and_fails_where_nothing_could_be_trained(tmp_path: Path) -> None:
-    training = Training(tmp_path)
-    done = leyden(training.folder, "dev", "small.toml", "--json")
-    assert done.returncode == 0, done.stderr
-    caught = json.loads(done.stdout)
-    assert caught["outcomes"] == {"succeeded": 8}
-    assert (caught["calls"], caught["prompts"]) == (8, {"fresh": 8})
-    assert caught["calls_trained"] == 8 - caught["left_out"].get("in a flat group", 0) == 8 - 2 * caught["groups_flat"]
-    shown = leyden(training.folder, "dev", "small.toml", "--tasks", "1", "--rollouts", "1")
-    assert shown.returncode == 0
-    assert "would be trained" in shown.stdout
-    (tmp_path / "agent.py").write_text(
-        "def solve(task):\n    return 'x'\n\n\ndef reward(task, result):\n    return 1.0\n"
-    )
-    silent = leyden(training.folder, "dev", "small.toml")
-    assert silent.returncode == 1
-    assert "no model call reached the gateway: does the agent set its own base URL?" in silent.stderr
-
-
-def test_leyden_dev_fails_where_no_rollout_succeeded(tmp_path: Path) -> None:
-    training = Training(tmp_path)
-    fails = AGENT.replace("    return answer.raise", "    raise KeyError(task['q'])\n    return answer.raise")
-    (tmp_path / "agent.py").write_text(fails)
-    failed = leyden(training.folder, "dev", "small.toml", "--json")
-    assert failed.returncode == 1
-    assert json.loads(failed.stdout)["calls"] == 8
-    assert "leyden: no rollout succeeded; 8 of 8 ended with: KeyError: 'q'" in failed.stderr
 
 
 def test_the_same_from_python(tmp_path: Path) -> None:
@@ -575,20 +327,14 @@ def test_agents_may_run_elsewhere(tmp_path: Path) -> None:
     _, *command = shlex.split(waiting.partition("waiting for workers: ")[2])
     worker = start_command(*command, cwd=tmp_path, stderr=subprocess.PIPE)
     try:
-        printed, _ = process.communicate(timeout=120)
+        printed, _ = process.communicate(timeout=300)
         assert process.returncode == 0, printed
-        _, reported = worker.communicate(timeout=60)
+        _, reported = worker.communicate(timeout=300)
     finally:
         worker.kill()
     assert worker.returncode == 0
     assert "run small is done: 6 attempts: 6 succeeded, mean reward" in reported.decode()
     assert training.metrics()[-1]["rollouts/succeeded"] == 6
-
-
-def test_a_worker_says_what_it_lacks(tmp_path: Path) -> None:
-    Training(tmp_path)
-    assert "no server: name it with --server" in leyden(tmp_path, "worker", "small.toml").stderr
-    assert "needs a key" in leyden(tmp_path, "worker", "small.toml", "--server", "http://127.0.0.1:9").stderr
 
 
 @pytest.mark.slow

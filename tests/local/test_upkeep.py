@@ -81,7 +81,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
     limit_files(servers[0], None)
     assert line_with(process, "waiting for room").startswith("the checkpoint of step 1 cannot be written")
     limit_files(process.pid, None)
-    printed, _ = process.communicate(timeout=120)
+    printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
     assert "Traceback" not in printed
     return training

@@ -52,6 +52,9 @@ rollouts = 1
 
 [checkpoints]
 every = 2
+
+[workers]
+processes = 1
 """
 ACCOUNTS = ("rollouts/", "groups/requested", "calls/trained", "calls/excluded/", "held_out/succeeded")
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_training import Crash, ScriptedRun
+from randomness import moments
+from scripted_training import ScriptedRun, one_call
 from smallepisodes import call
 
 from leyden.api.wire import GroupSpec
@@ -207,14 +208,11 @@ def computed(run: ScriptedRun) -> list[str]:
 async def test_a_run_that_is_killed_anywhere_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     whole = make(tmp_path / "whole")
     expected = await whole.start()
-    for point in range(len(whole.journal)):
+    for point in moments(len(whole.journal)):
         run = make(tmp_path / str(point))
-        run.journal.crash_at = point
-        with pytest.raises(Crash):
-            await run.start()
+        await run.kill(run.start(), point)
         saved = max(run.checkpoints, default=0)
         sampled = dict(run.store.sampled)
-        run.open()
         assert await run.start() == expected, whole.journal[point]
         assert run.learner.digest == whole.learner.digest
         after = computed(whole)[computed(whole).index(f"copy {saved}") + 1 :] if saved else computed(whole)
@@ -273,3 +271,73 @@ async def test_a_step_is_reported_and_saved_though_the_next_one_fails(tmp_path: 
     with pytest.raises(TrainingError, match="out of memory"):
         await run.start()
     assert [report.step for report in run.observer.reports] == [1] and "copy 1" in run.journal
+
+
+@pytest.mark.parametrize("held_out", [0, 32], ids=["in a step", "in an evaluation"])
+async def test_a_run_that_ended_because_its_agent_failed_goes_on_when_that_is_corrected(
+    tmp_path: Path, held_out: int
+) -> None:
+    """The failures that the store has do not end it again."""
+
+    def broken(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
+        if spec.id.startswith("eval-2-") or (not held_out and int(spec.id.removeprefix("train-")) >= 4):
+            return None, [], Ending.AGENT_ERROR
+        return one_call(spec, index)
+
+    settings: dict[str, Any] = {"training": {"steps": 4}, "checkpoints": {"every": 1}, "evaluation": {"every": 2}}
+    run = ScriptedRun(tmp_path, broken, held_out=held_out, **settings)
+    with pytest.raises(TrainingError, match="different tasks in a row succeeded"):
+        await run.start()
+    run.store.script = one_call
+    run.open()
+    assert (await run.start()).step == 4
+
+
+STUCK = """
+import time
+from pathlib import Path
+
+def stuck(*_):
+    folder = Path(__file__).parent
+    (folder / "begun").touch()
+    for _ in range(6000):
+        if (folder / "release").exists():
+            break
+        time.sleep(0.01)
+    (folder / "ended").touch()
+"""
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm": {"credit": "mine.py:stuck"}},
+        {"algorithm": {"credit": "sampled", "branch": "mine.py:stuck"}},
+        {"signals": {"cut": 1.0, "rule": "mine.py:stuck"}},
+        {"algorithm": {"credit": "mine.py:stuck"}, "training": {"flat_groups": "refill"}},
+    ],
+    ids=["credit", "branch", "rule", "refill"],
+)
+def test_a_run_that_is_cancelled_does_not_wait_for_a_function_of_the_user(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    (tmp_path / "mine.py").write_text(STUCK)
+
+    def two_cut_calls(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
+        answer = {"role": "assistant", "content": "so"}
+        calls = [call(f"{spec.id}.{index}.{n}", finish="length", response=answer) for n in (0, 1)]
+        return float(index % 2), calls, Ending.SUCCEEDED
+
+    run = ScriptedRun(tmp_path / "run", two_cut_calls, base=str(tmp_path), **settings)
+
+    async def cancelled() -> None:
+        training = asyncio.create_task(run.start())
+        while not (tmp_path / "begun").exists():
+            await asyncio.sleep(0.01)
+            assert not training.done(), training.exception()
+        training.cancel()
+        await asyncio.wait({training})
+
+    asyncio.run(cancelled())
+    assert not (tmp_path / "ended").exists()
+    (tmp_path / "release").touch()

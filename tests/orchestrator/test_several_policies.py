@@ -1,91 +1,29 @@
 """Several policies trained from the same rollouts: each learns from its own calls and rewards, as if it were alone."""
 
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from scripted_training import Crash, Journal, ScriptedBackend, ScriptedLearner, ScriptedRun
+from randomness import moments
+from rich.console import Console
+from scripted_policies import TWO, PoliciesRun, two_calls
 from smallepisodes import call, episode
 
 from leyden.api.wire import GroupSpec
-from leyden.config import read_config, trained_policies
+from leyden.config import read_config
+from leyden.engine.protocol import EngineLost
 from leyden.episodes import Episode
 from leyden.learner.errors import TrainingError
-from leyden.learner.protocol import TrainerState
 from leyden.orchestrator.algorithm.resolve import algorithms_of
 from leyden.orchestrator.credit.own_rewards import ForeignRewards
 from leyden.orchestrator.health.routed_roles import check_roles
-from leyden.orchestrator.loop import Trainer
-from leyden.orchestrator.pipeline import RunParts, build_pipeline
+from leyden.orchestrator.report.console import ConsoleReport
+from leyden.orchestrator.report.metrics_log import step_metrics
 from leyden.outcomes import Ending
-from leyden.records import Call, Reward, RewardKind, Span, StepCredits
-
-TWO: dict[str, Any] = {"writer": {"roles": "writer"}, "checker": {}}
-Checkpoints = dict[str, dict[int, tuple[TrainerState, str]]]
-
-
-def two_calls(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
-    """Every second rollout succeeds; each policy makes a call."""
-    calls = [call(f"{spec.id}.{index}.{name}", policy=name) for name in ("writer", "checker")]
-    return float(index % 2), calls, Ending.SUCCEEDED
-
-
-class NamedJournal:
-    """Writes what happens to one policy into the journal of a run."""
-
-    def __init__(self, journal: Journal, name: str) -> None:
-        self._journal, self._name = journal, name
-
-    def write(self, entry: str) -> None:
-        self._journal.write(f"{self._name} {entry}")
-
-
-class EveryLearner:
-    """A learner of several policies, each of which is scripted."""
-
-    def __init__(self, learners: dict[str, ScriptedLearner]) -> None:
-        self.learners = learners
-
-    def __getattr__(self, method: str) -> Any:
-        return lambda policy, *arguments, **named: getattr(self.learners[policy], method)(policy, *arguments, **named)
-
-
-class PoliciesRun(ScriptedRun):
-    """A scripted run with several policies. What it credits is kept by policy."""
-
-    def __init__(self, folder: Path, policies: dict[str, Any], script: Any = two_calls, **settings: Any) -> None:
-        self.saved: Checkpoints = {name: {} for name in policies}
-        super().__init__(folder, script, policies=policies, **settings)
-        self.credited: dict[tuple[str, int], StepCredits] = {}
-        record = self.store.record_credits
-
-        async def record_credits(run: str, credits: StepCredits) -> None:
-            self.credited[credits.policy, credits.step] = credits
-            await record(run, credits)
-
-        self.store.record_credits = record_credits  # type: ignore[method-assign]
-
-    async def train(self) -> dict[str, TrainerState]:
-        """Train from the last step of which every policy has a checkpoint."""
-        names = trained_policies(self.config)
-        common = max(set.intersection(*(set(self.saved[name]) for name in names)), default=0)
-        for name in names:
-            self.saved[name] = {step: found for step, found in self.saved[name].items() if step <= common}
-        journals: dict[str, Any] = {name: NamedJournal(self.journal, name) for name in names}
-        learner: Any = EveryLearner({name: ScriptedLearner(journals[name], self.saved[name]) for name in names})
-        backends: Any = {name: ScriptedBackend(journals[name], False, False) for name in names}
-        store: Any = self.store
-        self.learners = learner.learners
-        states = {name: await learner.restore(name) for name in names}
-        parts = RunParts(store, backends, learner, (self.observer,))
-        pipeline = build_pipeline(self.config, algorithms_of(self.config), self.tasks, parts, states, self._folder)
-        return await Trainer(self.config, pipeline, states).run(self.stop)
-
-    def updates(self, policy: str) -> list[str]:
-        """The gradients of a policy, as its samples and advantages."""
-        return [entry for entry in self.journal if entry.startswith(f"{policy} accumulate")]
+from leyden.records import Call, Reward, RewardKind, Span
 
 
 async def test_a_step_trains_every_policy_on_its_own_calls(tmp_path: Path) -> None:
@@ -137,6 +75,13 @@ async def test_rewards_that_a_policy_lists_and_those_of_calls_are_its_own(tmp_pa
     assert ForeignRewards().without(made) is made
 
 
+def test_a_reward_that_a_rescoring_replaced_counts_for_no_policy() -> None:
+    """Also not for one to which the new reward is foreign."""
+    before, after = Reward("b", 1.0, source="agent"), Reward("a", 2.0, name="mine", source="rescoring")
+    made = replace(episode(0, None, [call("a")], Ending.SUCCEEDED), rewards=(before, after))
+    assert ForeignRewards(frozenset({"mine"})).without(made).final_reward(0.0) is None
+
+
 async def test_each_policy_gets_the_advantages_of_its_own_reward(tmp_path: Path) -> None:
     policies = {"writer": {"roles": "writer", "rewards": ["wrote"]}, "checker": {"rewards": ["checked"]}}
     run = PoliciesRun(tmp_path, policies, training={"steps": 1, "tasks_per_step": 1})
@@ -152,20 +97,63 @@ async def test_each_policy_gets_the_advantages_of_its_own_reward(tmp_path: Path)
     assert run.updates("checker") == ["checker accumulate train-0.0.checker:+0.71 train-0.1.checker:-0.71"]
 
 
+async def test_rollouts_that_reward_or_ask_other_policies_alone_are_called_so(tmp_path: Path) -> None:
+    policies = {"writer": {"roles": "writer", "rewards": ["wrote"]}, "checker": {"rewards": ["checked"]}}
+
+    def checker_calls_once(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
+        _, calls, ending = two_calls(spec, index)
+        return None, calls[: 2 - index], ending
+
+    run = PoliciesRun(
+        tmp_path, policies, checker_calls_once, training={"steps": 1, "tasks_per_step": 1, "min_group": 1}
+    )
+    made = run.store._episode
+
+    def named(run_name: str, spec: GroupSpec, index: int) -> Episode:
+        given = (Reward("w", float(index), name="wrote"), *([Reward("c", 1.0, name="checked")] if index else []))
+        return replace(made(run_name, spec, index), rewards=given)
+
+    run.store._episode = named  # type: ignore[method-assign]
+    await run.train()
+    writer, checker = run.observer.reports
+    assert (writer.own_rewards, checker.own_rewards) == ([0.0, 1.0], [1.0])
+    assert step_metrics(checker)["reward/own"] == 1.0
+    assert checker.accounting.excluded == {"rewarded for other policies only": 1, "only calls of other policies": 1}
+    assert [one.excluded for one in run.credited["checker", 1].calls] == ["rewarded for other policies only"]
+    console = Console(file=StringIO(), width=500)
+    ConsoleReport(console, 1, several=True).step(checker, 0.0)
+    assert "no update: rewarded for other policies only" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 async def test_a_kill_at_any_moment_leaves_policies_that_end_as_if_it_had_not_been(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"training": {"steps": 3}, "checkpoints": {"every": 1}}
     whole = PoliciesRun(tmp_path / "whole", TWO, **settings)
     await whole.train()
     expected = {name: whole.learners[name].digest for name in TWO}
-    for at in range(len(whole.journal)):
+    for at in moments(len(whole.journal)):
         run = PoliciesRun(tmp_path / str(at), TWO, **settings)
-        run.journal.crash_at = at
-        with pytest.raises(Crash):
-            await run.train()
-        run.open()
+        await run.kill(run.train(), at)
         states = await run.train()
         assert {name: run.learners[name].digest for name in TWO} == expected, at
         assert [state.version for state in states.values()] == [3, 3]
+
+
+async def test_an_engine_that_fails_leaves_the_record_of_the_other_policy_whole(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"training": {"steps": 3}, "checkpoints": {"every": 1}}
+    whole = PoliciesRun(tmp_path / "whole", TWO, **settings)
+    await whole.train()
+    run = PoliciesRun(tmp_path / "failing", TWO, **settings)
+    run.failing_engine = "checker", 2
+    with pytest.raises(EngineLost):
+        await run.train()
+    assert run.saved["writer"].keys() == run.saved["checker"].keys() == {1}
+    assert "writer publish 2" in run.journal and "checker publish 2" not in run.journal
+    assert run.credited["writer", 2] == whole.credited["writer", 2]
+    assert run.updates("writer") == whole.updates("writer")[:2]
+    run.open()
+    await run.train()
+    assert {name: run.learners[name].digest for name in TWO} == {name: whole.learners[name].digest for name in TWO}
+    assert run.credited == whole.credited
 
 
 def test_a_role_that_only_a_span_knows_is_refused() -> None:

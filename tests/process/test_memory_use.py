@@ -60,6 +60,13 @@ def test_memory_counts_once_however_it_is_held(hold: str) -> None:
         assert not exceed(pids, (64 + 48) * MB)
 
 
+def can_mount() -> bool:
+    try:
+        return subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
 HIDING = """
 import ctypes, os, signal, time
 from leyden.process.memory_use import exceed
@@ -82,6 +89,18 @@ os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 print(exceed([pid], 0))
 os.waitpid(pid, 0)
 """
+
+
+COVERED = """
+mount -t tmpfs below /dev/shm && mount -t tmpfs above /dev/shm && head -c 128M /dev/zero > /dev/shm/file && exec "$@"
+"""
+
+
+@pytest.mark.skipif(not can_mount(), reason="file systems cannot be mounted here")
+def test_a_file_system_in_memory_that_another_one_covers_hides_nothing() -> None:
+    covered = ["unshare", "--mount", "sh", "-c", COVERED, "sh"]
+    found = subprocess.run([*covered, sys.executable, "-c", HIDING], capture_output=True, check=True, text=True)
+    assert found.stdout.splitlines() == ["True False", "False"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is counted on Linux only")

@@ -33,7 +33,6 @@ from leyden.store.database import Database
 from leyden.store.errors import StoreLost
 from leyden.store.files import ownership
 from leyden.store.read import queries
-from leyden.store.write.queue import LeaseQuery
 
 Refusal = Callable[..., str]
 
@@ -98,7 +97,7 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path, refusal: Refusal) -> No
 
 
 def test_a_second_server_on_the_same_home_is_refused(server: ServerProcess, refusal: Refusal) -> None:
-    assert "in use by another server" in refusal(server.home)
+    assert f"in use by another server at {server.url}: stop that one" in refusal(server.home)
 
 
 def test_a_second_server_on_the_same_postgresql_is_refused_until_the_first_is_killed(
@@ -376,7 +375,7 @@ async def test_calls_that_a_stopping_server_cuts_off_are_recorded(
         store, keyring = server.service.store, server.service.keyring
         await store.create_run(RunSpec("r", RunSettings()))
         await store.enqueue("r", GroupSpec("g", Task("t", {})))
-        (grant,) = await store.lease(LeaseQuery("w", 1, "r", None))
+        (grant,) = await store.lease(LeaseRequest("w", run="r"))
         scope = {"run": "r", "rollout": grant.attempt.rollout, "attempt": grant.attempt.id}
         key = keyring.create(KeyKind.ATTEMPT, 3600, started=grant.attempt.started, **scope)[0]
         headers = {"authorization": f"Bearer {key}"}

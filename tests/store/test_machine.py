@@ -17,13 +17,21 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 from randomness import examples
 
-from leyden.api.wire import EventCursor, FinishRequest, GroupSpec, RolloutPage, RunSpec, Scores, ScoringHeartbeat
+from leyden.api.wire import (
+    EventCursor,
+    FinishRequest,
+    GroupSpec,
+    LeaseRequest,
+    RolloutPage,
+    RunSpec,
+    Scores,
+    ScoringHeartbeat,
+)
 from leyden.outcomes import MEANING, RETRY_BACKOFF, Ending, Outcome, Retry
 from leyden.records import Call, Reward, RunSettings, State, Task
 from leyden.store.errors import Conflict
 from leyden.store.read import queries
 from leyden.store.store import Store
-from leyden.store.write.queue import LeaseQuery
 
 T = TypeVar("T")
 
@@ -120,7 +128,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(target=attempts, worker=st.sampled_from(["w1", "w2"]), count=st.integers(1, 4))
     def lease(self, worker: str, count: int) -> Any:
-        grants = self.run(self.store.lease(LeaseQuery(worker, count, None, None)))
+        grants = self.run(self.store.lease(LeaseRequest(worker, count)))
         leasable = [id for id, moment in self.queued.items() if moment <= self.now and id not in self.parked]
         assert len(grants) == min(count, len(leasable))
         for grant in grants:

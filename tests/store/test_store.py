@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from leyden.api.views import SeriesQuery
-from leyden.api.wire import EventCursor, FinishRequest, GroupSpec, ListedRollout, RolloutPage, RunSpec
+from leyden.api.wire import EventCursor, FinishRequest, GroupSpec, LeaseRequest, ListedRollout, RolloutPage, RunSpec
 from leyden.outcomes import RETRY_BACKOFF, Ending, Outcome, Retry
 from leyden.records import (
     Call,
@@ -28,7 +28,6 @@ from leyden.store.errors import Conflict, NotFound
 from leyden.store.read import queries, views
 from leyden.store.store import Store
 from leyden.store.write import lease_expiry
-from leyden.store.write.queue import LeaseQuery
 
 DONE = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("final", 1.0),))
 
@@ -44,7 +43,7 @@ async def queue(
 
 
 async def lease(store: Store, count: int = 1, worker: str = "w", pool: str | None = None) -> list[str]:
-    return [grant.attempt.id for grant in await store.lease(LeaseQuery(worker, count, None, pool))]
+    return [grant.attempt.id for grant in await store.lease(LeaseRequest(worker, count, pool=pool))]
 
 
 async def kinds(store: Store) -> list[str]:
@@ -138,11 +137,11 @@ async def test_a_parked_rollout_is_leased_when_its_group_is_requested_again(stor
     await store.expire_leases()
     advance(store, 60)
     assert await lease(store, 10) == ["others.0.1"]
-    waiting = asyncio.create_task(store.lease(LeaseQuery("w", 1, None, None), 30))
+    waiting = asyncio.create_task(store.lease(LeaseRequest("w", wait=30)))
     await asyncio.sleep(0)
     await queue(store, "new")
     assert [one.attempt.id for one in await waiting] == ["new.0.1"]
-    waiting = asyncio.create_task(store.lease(LeaseQuery("w", 1, None, None), 30))
+    waiting = asyncio.create_task(store.lease(LeaseRequest("w", wait=30)))
     await asyncio.sleep(0)
     await queue(store, "b")
     assert [one.attempt.id for one in await waiting] == ["b.0.1"]
@@ -186,12 +185,12 @@ async def test_the_same_group_can_be_requested_with_another_priority(store: Stor
 async def test_a_worker_can_ask_for_one_run_only(store: Store) -> None:
     await queue(store, "g")
     await store.create_run(RunSpec("other"))
-    assert await store.lease(LeaseQuery("w", 1, "other", None)) == []
-    assert len(await store.lease(LeaseQuery("w", 1, "r", None))) == 1
+    assert await store.lease(LeaseRequest("w", run="other")) == []
+    assert len(await store.lease(LeaseRequest("w", run="r"))) == 1
 
 
 async def test_waiting_for_work_ends_when_work_comes(store: Store) -> None:
-    waiting = [asyncio.create_task(store.lease(LeaseQuery(f"w{n}", 1, None, None), 30)) for n in range(5)]
+    waiting = [asyncio.create_task(store.lease(LeaseRequest(f"w{n}", wait=30))) for n in range(5)]
     await asyncio.sleep(0)
     await queue(store, "g", 2)
     await asyncio.wait(waiting, timeout=10, return_when=asyncio.FIRST_COMPLETED)
@@ -201,11 +200,11 @@ async def test_waiting_for_work_ends_when_work_comes(store: Store) -> None:
 
 
 async def test_waiting_for_work_ends_empty_when_time_is_up(store: Store) -> None:
-    assert await store.lease(LeaseQuery("w", 1, None, None), 0.05) == []
+    assert await store.lease(LeaseRequest("w", wait=0.05)) == []
 
 
 async def test_work_is_not_given_to_a_worker_who_has_left(store: Store) -> None:
-    gone = asyncio.create_task(store.lease(LeaseQuery("gone", 1, None, None), 30))
+    gone = asyncio.create_task(store.lease(LeaseRequest("gone", wait=30)))
     await asyncio.sleep(0.05)
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
@@ -280,7 +279,7 @@ async def test_each_retry_waits_longer_unless_it_is_free(store: Store) -> None:
 async def test_who_waits_is_served_when_the_time_of_a_retry_has_come(store: Store) -> None:
     await queue(store, "g")
     await store.finish("r", (await lease(store))[0], FinishRequest(Outcome(Ending.ENGINE_ERROR)))
-    waiting = asyncio.create_task(store.lease(LeaseQuery("w", 1, None, None), 30))
+    waiting = asyncio.create_task(store.lease(LeaseRequest("w", wait=30)))
     await asyncio.sleep(0.1)
     assert not waiting.done()
     advance(store, 0.5)
@@ -293,12 +292,12 @@ async def test_a_free_retry_costs_no_attempt_and_one_alone_does_so_once(store: S
     await queue(store, "g")  # two attempts
     free, alone = (FinishRequest(Outcome(Ending.LOST), retry=retry) for retry in (Retry.FREE, Retry.ALONE))
     for number, report in enumerate([free, free, alone, alone], start=1):
-        (grant,) = await store.lease(LeaseQuery("w", 1, None, None))
+        (grant,) = await store.lease(LeaseRequest("w"))
         assert (grant.attempt.number, grant.alone) == (number, number == 4)
         left = (await store.finish("r", grant.attempt.id, report)).rollout
         advance(store, 60)
     assert left.state is State.QUEUED  # the first that it was charged for
-    (grant,) = await store.lease(LeaseQuery("w", 1, None, None))
+    (grant,) = await store.lease(LeaseRequest("w"))
     assert grant.alone
     assert (await store.finish("r", grant.attempt.id, alone)).rollout.state is State.FINISHED
 
@@ -316,7 +315,7 @@ async def test_only_the_first_crash_of_the_engine_costs_a_rollout_no_attempt(sto
 
 
 async def test_a_worker_that_withdraws_is_answered_at_once(store: Store) -> None:
-    waiting = [asyncio.create_task(store.lease(LeaseQuery(name, 1, None, None), 30)) for name in ("leaving", "staying")]
+    waiting = [asyncio.create_task(store.lease(LeaseRequest(name, wait=30))) for name in ("leaving", "staying")]
     await asyncio.sleep(0)
     store.withdraw("leaving")
     async with asyncio.timeout(20):
@@ -599,7 +598,7 @@ async def test_deleting_a_run_leaves_the_others(store: Store) -> None:
     await store.create_run(RunSpec("other"))
     await store.enqueue("other", GroupSpec("o", Task("t", {})))
     await queue(store, "g", 5)
-    attempt = (await store.lease(LeaseQuery("w", 3, "r", None)))[0].attempt.id
+    attempt = (await store.lease(LeaseRequest("w", 3, run="r")))[0].attempt.id
     await store.record_calls("r", attempt, [Call("c", completion_ids=(1,))])
     await store.delete_run("r")
     assert await store.read(queries.list_run_ids) == ["other"]
@@ -644,11 +643,11 @@ async def test_no_lease_expires_because_the_server_or_the_machine_stalled(
     expiring = asyncio.create_task(store.expire_loop())
     try:
         await asyncio.sleep(0)
-        first, _ = await store.lease(LeaseQuery("w", 2, "short", None))
+        first, _ = await store.lease(LeaseRequest("w", 2, run="short"))
         for step in (1000.0, -500.0, 86_400.0):  # a stall, a clock that is set back, and a suspended machine
             advance(store, step)
             await store.enqueue("short", GroupSpec(f"g{step:g}", Task("t2", {})))
-            await store.lease(LeaseQuery("w2", 1, "short", None))  # wakes the loop that ends leases
+            await store.lease(LeaseRequest("w2", run="short"))  # wakes the loop that ends leases
             await asyncio.sleep(0.1)
             alive = await store.heartbeat("w", [first.attempt.id])
             assert not alive.ended, step

@@ -50,6 +50,8 @@ class SeriesQuery(PointsQuery, frozen=True, forbid_unknown_fields=True):
 
     names: Names = ""
     """Empty: all."""
+    policy: Annotated[str, Meta(max_length=160)] = ""
+    """The policy whose metrics these are; empty: the first that the run trains."""
 
 
 class RunCard(Struct, frozen=True):
@@ -78,10 +80,13 @@ class RunCard(Struct, frozen=True):
     measured: Literal["held-out", "training", "dev"]
     """Which rollouts these are."""
     best: float | None
+    """The largest mean of a step of which no rollout is queued or running."""
     best_error: float | None
     best_step: int | None
     curve: Series
     """The reward by step, in a few points."""
+    policies: dict[str, int] = {}
+    """The policies that it trains, each with the newest version of its weights."""
 
 
 class CheckpointView(Struct, frozen=True):
@@ -343,10 +348,12 @@ class RolloutView(Struct, frozen=True):
     siblings: tuple[ListedRollout, ...]
     """The rollouts of its group, itself included."""
     output: str
-    version: int | None
-    """The newest version of the weights when the attempt ended."""
+    versions: dict[str, int]
+    """By policy, the newest version of its weights when the attempt ended."""
     trained: int | None
     """The step that trained on it."""
+    several: bool
+    """Whether the run has several policies."""
 
 
 class TreeNode(Struct, frozen=True):
@@ -440,7 +447,6 @@ class Fleet(Struct, frozen=True):
     workers: tuple[WorkerView, ...]
     leases: tuple[LeaseView, ...]
     """The oldest ones, at most `MAX_LEASES`."""
-    engines: tuple[EngineView, ...]
     queued: int
     delayed: int
     """Queued rollouts that wait for their retry."""
@@ -449,7 +455,8 @@ class Fleet(Struct, frozen=True):
     """Attempts that ended in the last ten minutes."""
     tokens: int
     """Tokens sampled by attempts that ended in the last ten minutes."""
-    refused: dict[str, int]
+    engines: tuple[EngineView, ...] = ()
+    refused: dict[str, int] = {}
     """Requests that the server refused since it started, by reason."""
 
     def present_workers(self) -> list[WorkerView]:

@@ -83,19 +83,40 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Lease(Struct, frozen=True):
-    """A leased attempt, with everything its agent needs."""
+    """A leased attempt, with everything its agent needs. A Python agent gets it as its `attempt` parameter."""
 
     attempt: Attempt
     task: Task
     purpose: Purpose
     lease_s: float
     key: str
-    """Key of the attempt, for its model calls and spans; valid until the attempt ends."""
+    """Key of the attempt, for its model calls and spans; valid until the attempt ends. A Python agent sees the key of
+    its process."""
     url: str
     """URL at which the agent reaches the server."""
     traceparent: str
     alone: bool = False
     """Run this attempt alone in a process, because an earlier attempt's process died."""
+
+    @property
+    def id(self) -> str:
+        """The attempt's id."""
+        return self.attempt.id
+
+    @property
+    def rollout(self) -> str:
+        """The rollout's id."""
+        return self.attempt.rollout
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return self.attempt.run
+
+    @property
+    def base_url(self) -> str:
+        """Base URL for OpenAI clients."""
+        return f"{self.url}/v1"
 
 
 class HeartbeatRequest(Struct, frozen=True, forbid_unknown_fields=True):

@@ -38,7 +38,8 @@ _ERRORS = {
     "leyden.server.options": "ServeError",
 }
 """Errors whose message is for the user, by the module that defines them."""
-
+_HINTS = {"RUN": "`leyden runs` lists them", "CONFIG.toml": "`leyden init --from AGENT.py` writes one"}
+"""What helps whoever left out an argument."""
 
 _NEW_OBJECTS = 10_000
 """How many new objects start a collection: with Python's 700 those during imports take an eighth of torch's import."""
@@ -50,6 +51,9 @@ class _Parser(argparse.ArgumentParser):
             near = difflib.get_close_matches(wrong[1], _COMMANDS, 1)
             hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(_COMMANDS)}"
             message = f"{wrong[1]!r} is no command: {hint}"
+        for argument, hint in _HINTS.items():
+            if message.startswith(f"the following arguments are required: {argument}"):
+                message += f" ({hint})"
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
@@ -117,6 +121,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse arguments, also if options stand between positional arguments, which argparse does not allow."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     top = parser(words[0] if words and words[0] in _COMMANDS else None)
+    if not words:
+        top.print_help(sys.stderr)
+        top.exit(2)
     options, rest = top.parse_known_args(words)
     options.words = words
     if rest and getattr(options, "rollout", "") is None:

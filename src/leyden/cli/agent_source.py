@@ -27,6 +27,8 @@ _FACTORIES = {
 }
 """What makes the object that runs; of several in a file, the one that stands first here."""
 _NAMES = ("solve", "agent", "rollout", "run", "answer", "main")
+_TEXTS = ("question", "prompt", "query", "text", "message")
+"""Names of a parameter that is a text."""
 
 
 class AgentSource(Struct, frozen=True):
@@ -65,7 +67,7 @@ def recognise(path: Path) -> AgentSource:
             function.name,
             is_function=True,
             is_async=isinstance(function, ast.AsyncFunctionDef),
-            takes_text=isinstance(first.annotation, ast.Name) and first.annotation.id == "str",
+            takes_text=_is_text(first, keys),
             question=keys[0] if keys else "question",
             base_url=base_url,
         )
@@ -75,6 +77,9 @@ def recognise(path: Path) -> AgentSource:
         isinstance(node, ast.Name) and node.id == "input" for node in ast.walk(tree)
     ):
         return AgentSource("command", f"python {path.name}", base_url=base_url)
+    if "agentlightning" in imported:
+        hint = "write a function of the task without `llm` or resources (docs/moving.md shows one)"
+        raise ConfigError(f"{path} is an agent of Agent Lightning: {hint}")
     raise ConfigError(f"{path} has no function that takes a task: write one, such as `def solve(task): ...`")
 
 
@@ -100,6 +105,13 @@ def _entry_function(tree: ast.Module) -> ast.FunctionDef | ast.AsyncFunctionDef 
     named = [function for name in _NAMES for function in functions if function.name == name]
     named += [function for function in functions if function.args.args[0].arg == "task"]
     return named[0] if named else None
+
+
+def _is_text(parameter: ast.arg, keys: list[str]) -> bool:
+    """Whether a parameter is a text, by its annotation, or by its name if it has none and no key of it is read."""
+    if parameter.annotation is None:
+        return parameter.arg in _TEXTS and not keys
+    return isinstance(parameter.annotation, ast.Name) and parameter.annotation.id == "str"
 
 
 def _keys_read(function: ast.AST, parameter: str) -> list[str]:

@@ -55,7 +55,7 @@ async def _delete(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"run": options.name, "freed_bytes": size})
         return
-    freed = "" if size is None else f", {format_bytes(size)} are free"
+    freed = "" if size is None else f", which freed {format_bytes(size)}"
     stdout_console().print(f"{options.name} is deleted{freed}", soft_wrap=True)
 
 
@@ -72,4 +72,4 @@ async def _prune(options: argparse.Namespace) -> None:
         print_json(freed)
         return
     for name, size in freed.items():
-        stdout_console().print(f"{name}: {format_bytes(size)} are free", soft_wrap=True)
+        stdout_console().print(f"{name}: freed {format_bytes(size)}", soft_wrap=True)

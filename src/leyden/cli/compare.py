@@ -1,13 +1,16 @@
 """`leyden compare`: the difference between two evaluations of the same tasks, with its standard error."""
 
 import argparse
+from contextlib import suppress
 from typing import Any
 
 from rich.markup import escape
 
+from leyden.api.client import RemoteError
 from leyden.api.views import EvaluationQuery
 from leyden.cli.arguments import integer, run_name
-from leyden.cli.printing import plural, print_json, stdout_console, with_error
+from leyden.cli.policies import PolicySummary, policies_table, summarise_policies
+from leyden.cli.printing import plural, print_json, print_table, stdout_console, with_error
 from leyden.cli.source import add_source, open_source
 from leyden.estimates import estimate
 from leyden.store.read.evaluations import compare_evaluations
@@ -19,7 +22,7 @@ def add_compare(commands: Any) -> argparse.ArgumentParser:
         "compare", help="compare two evaluations of the same tasks, in pairs"
     )
     command.add_argument("first", metavar="RUN", type=run_name)
-    command.add_argument("second", metavar="RUN", type=run_name)
+    command.add_argument("second", metavar="OTHER", type=run_name)
     command.add_argument(
         "--steps",
         nargs=2,
@@ -34,10 +37,12 @@ def add_compare(commands: Any) -> argparse.ArgumentParser:
 
 async def _compare(options: argparse.Namespace) -> None:
     steps = options.steps or (None, None)
-    found = []
+    found, policies = [], dict[str, dict[str, PolicySummary]]()
     for run, step in zip((options.first, options.second), steps, strict=True):
         async with open_source(options, run) as source:
             found.append(await source.read_evaluation(run, EvaluationQuery(step)))
+            with suppress(RemoteError):  # a server that runs without keys refuses cards
+                policies[run] = await summarise_policies(source, run, await source.run_card(run))
     first, second = found
     comparison = compare_evaluations(first, second)
     if options.json:
@@ -57,3 +62,6 @@ async def _compare(options: argparse.Namespace) -> None:
         f"{direction}: [bold]{result.difference:+.3f}{error}[/], in pairs over {plural(result.tasks, 'task')}{left}",
         soft_wrap=True,
     )
+    both_runs = {f"{run}: {name}": one for run, of_run in policies.items() for name, one in of_run.items()}
+    if both_runs:
+        print_table(console, policies_table(both_runs))

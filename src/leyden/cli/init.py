@@ -119,11 +119,14 @@ def _example(model: str) -> dict[str, str]:
 
 def _for_agent(path: Path, source: AgentSource, model: str) -> tuple[dict[str, str], list[str]]:
     """Return the files that an agent lacks, by name, and what to know of them."""
-    files = {"reward.py": _REWARD, "tasks.jsonl": _tasks(source.question)}
-    notes = [
-        f"recognised: {source.framework}, {source.name}",
-        "tasks.jsonl and reward.py are examples: put your own in their place",
-    ]
+    examples = {"tasks.jsonl": _tasks(source.question), "reward.py": _REWARD}
+    files = {name: text for name, text in examples.items() if not (path.parent / name).exists()}
+    notes = [f"recognised: {source.framework}, {source.name}"]
+    if files:
+        own = "put your own in place of the example (tasks may also be .csv, .json or .parquet)"
+        notes.append(f"{' and '.join(files)}: {own}")
+    if kept := [name for name in examples if name not in files]:
+        notes.append(f"{' and '.join(kept)}: left as you have it")
     agent = source.name if source.framework == "command" else f"{path.name}:{source.name}"
     if source.framework != "command" and (source.takes_text or not source.is_function):
         files[_ADAPTER] = _adapter(path, source)

@@ -71,3 +71,8 @@ def _print_unlimited(console: Console, table: Table) -> None:
 
 def _max_width(console: Console, table: Table) -> int:
     return Measurement.get(console, console.options.update(width=sys.maxsize), table).maximum
+
+
+def format_number(value: float | None) -> str:
+    """Format a number that may be missing."""
+    return "-" if value is None else f"{value:.3f}"

@@ -1,6 +1,8 @@
 """`leyden replay`: runs the agent of a recorded rollout again, answered from its record."""
 
 import argparse
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -11,6 +13,7 @@ from leyden.cli.arguments import identifier, integer, run_name
 from leyden.cli.printing import plural, print_json, stdout_console
 from leyden.cli.source import add_source, open_source
 from leyden.cli.train import add_settings, from_here, needs_torch
+from leyden.client.host.terminal import lend_terminal
 from leyden.config import Config, ConfigError, override, read_config
 from leyden.episodes import Episode
 from leyden.local.notes import print_note
@@ -18,6 +21,10 @@ from leyden.outcomes import Ending
 
 if TYPE_CHECKING:
     from leyden.local.replay import ReplayedRollout
+
+
+_PATIENCE_S = 86_400.0
+"""How long somebody may look at an agent that has stopped in the debugger."""
 
 
 def add_replay(commands: Any) -> argparse.ArgumentParser:
@@ -47,6 +54,13 @@ async def _replay(options: argparse.Namespace) -> None:
     needs_torch()
     from leyden.local.replay import replay_rollout
 
+    if sys.stdin.isatty():
+        lend_terminal(os.environ, sys.stdin.fileno())
+        rollout, workers = (
+            replace(config.rollout, time_limit_s=_PATIENCE_S),
+            replace(config.workers, drain_s=_PATIENCE_S),
+        )
+        config = replace(config, rollout=rollout, workers=workers)
     done = await replay_rollout(config, recorded, options.calls, options.model)
     if options.json:
         print_json(done)

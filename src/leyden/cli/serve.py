@@ -90,9 +90,10 @@ async def _run(options: argparse.Namespace) -> None:
         else:
             key = Path(running.admin_key_file).with_name("client.key")
             local = " (on this machine any key will do)" if is_loopback(options.host) else ""
+            base_url = f"  base URL   {running.advertised}/v1 (of Anthropic and Google: without /v1)\n"
             text = (
                 f"Leyden {__version__} listens on {running.url}\n"
-                + (f"  model      {model}\n  client key {key}{local}\n" if model else "")
+                + (f"  model      {model}\n{base_url}  client key {key}{local}\n" if model else "")
                 + f"  store      {running.store}\n"
                 f"  admin key  {running.admin_key_file}\n"
                 f"  dashboard  {running.dashboard}\n"

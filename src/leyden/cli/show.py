@@ -18,12 +18,13 @@ from leyden.api.client import RemoteError
 from leyden.api.views import ListedTask, RolloutQuery, RunCard, TaskQuery
 from leyden.api.wire import ListedRollout, RolloutDetail, RolloutPage, RunSummary
 from leyden.cli.arguments import identifier, integer, run_name
-from leyden.cli.printing import format_bytes, plural, print_json, print_table, stdout_console, with_error
+from leyden.cli.policies import policies_table, summarise_policies
+from leyden.cli.printing import format_bytes, format_number, plural, print_json, print_table, stdout_console, with_error
 from leyden.cli.source import add_source, all_runs, open_source
 from leyden.config import ConfigError
 from leyden.episodes import Episode
 from leyden.outcomes import Ending
-from leyden.records import Attempt, Call, CallCredit, Rollout, Span, StepCredits
+from leyden.records import Attempt, Call, CallCredit, Rollout, RunSettings, Span, StepCredits
 from leyden.runs.run_folder import folder_size
 from leyden.runs.stored_runs import RunSource, StoredRuns
 from leyden.store.files.run_lock import INTERRUPTED
@@ -70,7 +71,8 @@ async def _runs(options: argparse.Namespace) -> None:
         return
     console = stdout_console()
     if not found:
-        console.print("no runs yet")
+        database = "the database that --store or LEYDEN_STORE names" if options.store else options.home.absolute()
+        console.print(f"no runs yet in {options.server or database}", soft_wrap=True)
         return
     columns = ("run", "started", "step", "groups", "calls", "tokens", "reward", "of", "best", "size", "rollouts")
     table = Table(*columns, box=box.SIMPLE, pad_edge=False)
@@ -98,7 +100,7 @@ async def _runs(options: argparse.Namespace) -> None:
 def _rewards_of(run: RunSummary, card: RunCard | None) -> tuple[str, str, str]:
     """Return reward, what it is the mean of, and the best reward with its step."""
     if card is None or card.reward is None:  # no rollout of a step or an evaluation: the mean over all rollouts
-        return _number(run.mean_reward), "-" if run.mean_reward is None else "all", "-"
+        return format_number(run.mean_reward), "-" if run.mean_reward is None else "all", "-"
     best = f"{with_error(card.best, card.best_error)} at {card.best_step}" if card.best_step is not None else "-"
     return with_error(card.reward, card.error), f"{card.counted} {card.measured}", best
 
@@ -128,8 +130,10 @@ async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
     if filtered and options.after is not None:
         raise ConfigError("--after goes on in the whole list: leave it out beside filters, and raise --limit")
     listed, total = await (_search(source, options, query) if filtered else _list(source, options))
+    policies = await summarise_policies(source, options.name, card)
     if options.json:
-        print_json({"run": run, "summary": summary, "card": card, "rollouts": listed})
+        by_policy = {"policies": policies} if policies else {}
+        print_json({"run": run, "summary": summary, "card": card, **by_policy, "rollouts": listed})
         return
     console = stdout_console()
     counts = _counts(summary) or "no rollouts"
@@ -140,8 +144,13 @@ async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
     found += "" if best == "-" else f", best {best}"
     sampled = f"{plural(summary.calls, 'call')}, {plural(summary.tokens, 'sampled token')}"
     console.print(f"{sampled}, {found}", soft_wrap=True)
-    settings = msgspec.to_builtins(run.settings)
-    console.print("settings  " + ", ".join(f"{name} = {value}" for name, value in settings.items()))
+    usual = msgspec.to_builtins(RunSettings())
+    settings = [
+        f"{name} = {value}" for name, value in msgspec.to_builtins(run.settings).items() if value != usual[name]
+    ]
+    console.print(f"settings  {', '.join(settings) or 'defaults'}", soft_wrap=True)
+    if policies:
+        print_table(console, policies_table(policies))
     print_table(console, _rollouts(listed, _is_interrupted(source)))
     if filtered:
         onward = f" (--limit {total} shows all)" if len(listed) < total else ""
@@ -193,7 +202,7 @@ async def _show_tasks(source: RunSource, options: argparse.Namespace) -> None:
     for task in found:
         table.add_row(
             *(task.id, task.purpose, str(task.groups), str(task.rollouts)),
-            *map(_number, (task.success, task.reward, task.flat)),
+            *map(format_number, (task.success, task.reward, task.flat)),
             "-" if task.step is None else str(task.step),
             Text(_plain(task.input[:_MAX_INPUT_LENGTH])),
         )
@@ -215,7 +224,7 @@ async def _show_rollout(source: RunSource, options: argparse.Namespace) -> None:
     _print_head(console, detail, interrupted)
     for episode in episodes:
         reward = episode.final_reward(run.settings.failure_reward)
-        ending = f"{_ending(episode.attempt, interrupted)}, reward {_number(reward)}"
+        ending = f"{_ending(episode.attempt, interrupted)}, reward {format_number(reward)}"
         console.rule(f"attempt {episode.attempt.number}: {ending}", align="left")
         _print_episode(console, episode, credits)
 
@@ -246,7 +255,7 @@ def _rollouts(listed: Sequence[ListedRollout], interrupted: bool) -> Table:
             rollout.task,
             rollout.purpose,
             _state(rollout, interrupted),
-            _number(rollout.reward),
+            format_number(rollout.reward),
             "-" if rollout.calls is None else str(rollout.calls),
             *((attempts,) if retried else ()),
             Text(_plain(rollout.outcome.message if rollout.outcome else "")),
@@ -377,10 +386,6 @@ def _plain(text: str) -> str:
 
 
 _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 def _time(moment: float) -> str:

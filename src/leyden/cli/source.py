@@ -10,9 +10,10 @@ from typing import ParamSpec, TypeVar
 from msgspec import Struct
 
 from leyden.api.client import Remote, RemoteError, read_key
-from leyden.api.views import Fleet, RunCard, Series, SeriesQuery, join_fleets
+from leyden.api.views import Fleet, RunCard, Series, join_fleets
 from leyden.api.wire import Recorded, RunSummary
 from leyden.cli.arguments import add_store
+from leyden.cli.policies import policy_series
 from leyden.records import Reward
 from leyden.runs.stored_runs import RunSource, StoredRuns, open_run, open_stores
 from leyden.store.errors import StoreInUse, StoreUnusable
@@ -20,7 +21,6 @@ from leyden.store.store import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_ALL_POINTS = 100_000
 
 
 class OpenedRuns(StoredRuns):
@@ -138,9 +138,9 @@ class Watched:
             found += cards
         return sorted(found, key=lambda card: -card.created)
 
-    async def series(self, run: str, names: Sequence[str]) -> dict[str, Series]:
-        """Return metrics of a run that `cards` has returned."""
-        return await self._source_of[run].run_series(run, SeriesQuery(_ALL_POINTS, ",".join(names)))
+    async def series(self, card: RunCard, names: Sequence[str]) -> dict[str, dict[str, Series]]:
+        """Return metrics, by policy, of a run that `cards` has returned."""
+        return await policy_series(self._source_of[card.id], card.id, card, names)
 
     async def fleet(self) -> Fleet | None:
         """Return workers, queues and engines of all stores that have one now, or of the last one that had."""

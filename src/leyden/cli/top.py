@@ -21,7 +21,14 @@ from leyden.config import ConfigError
 from leyden.store.files.run_lock import INTERRUPTED
 
 _METRICS = (
-    *("reward/mean", "held_out/change", "held_out/change_error", "training/entropy", "training/kl_sampler_k3"),
+    *(
+        "reward/mean",
+        "reward/own",
+        "held_out/change",
+        "held_out/change_error",
+        "training/entropy",
+        "training/kl_sampler_k3",
+    ),
     *(
         "training/clipped_high",
         "groups/requested",
@@ -40,6 +47,8 @@ class TopView(Struct, frozen=True):
     latest: dict[str, float]
     """The metrics of the last step of the run that something last happened in."""
     fleet: Fleet | None
+    policies: dict[str, dict[str, float]] = {}
+    """The same by policy, if that run trains several."""
 
 
 def add_top(commands: Any) -> argparse.ArgumentParser:
@@ -85,12 +94,13 @@ async def _view(watched: Watched, only: str | None) -> TopView:
     cards = [card for card in every if only in (None, card.id)]
     if only is not None and not cards:
         raise ConfigError(f"no run {only!r}: there are {', '.join(sorted(card.id for card in every)) or 'none yet'}")
-    latest: dict[str, float] = {}
+    latest: dict[str, dict[str, float]] = {}
     if cards:
         newest = max(cards, key=lambda card: card.last_event)
-        series = await watched.series(newest.id, _METRICS)
-        latest = {name: one.values[-1] for name, one in series.items()}
-    return TopView(tuple(cards), latest, await watched.fleet())
+        for policy, series in (await watched.series(newest, _METRICS)).items():
+            latest[policy] = {name: one.values[-1] for name, one in series.items()}
+    first = next(iter(latest.values()), {})
+    return TopView(tuple(cards), first, await watched.fleet(), latest if len(latest) > 1 else {})
 
 
 def _draw(view: TopView) -> Group:
@@ -121,7 +131,9 @@ def _lines(view: TopView) -> Sequence[str]:
     lines = []
     if view.latest:
         newest = max(view.runs, key=lambda card: card.last_event)
-        lines.append(f"last step of {newest.id}: " + ", ".join(_latest(view.latest)))
+        of_run = {f"{newest.id}, {policy}": metrics for policy, metrics in view.policies.items()}
+        for name, metrics in (of_run or {newest.id: view.latest}).items():
+            lines.append(f"last step of {name}: " + ", ".join(_latest(metrics)))
     if view.fleet is not None:
         fleet = view.fleet
         workers = plural(len(fleet.present_workers()), "worker")
@@ -149,6 +161,7 @@ def _engine(engine: EngineView) -> str:
 def _latest(metrics: dict[str, float]) -> list[str]:
     names = {
         "reward/mean": "training reward",
+        "reward/own": "its own",
         "training/entropy": "entropy",
         "training/kl_sampler_k3": "KL to the sampler",
         "training/clipped_high": "clipped high",

@@ -18,6 +18,7 @@ from leyden.cli.dev import format_counts, print_report
 from leyden.cli.printing import plural, print_json, stdout_console, with_error
 from leyden.config import Config, ConfigError, override, read_config, read_file
 from leyden.extras import install_command
+from leyden.learner.ranks.launch import join, launch_of
 from leyden.local.preflight import check_inputs
 from leyden.models.source import BUNDLED
 from leyden.outcomes import Ending
@@ -41,6 +42,7 @@ def add_train(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--accept-changes", action="store_true", help="continue although the file of the tasks was edited"
     )
+    add_ray(command, "train, sample and run agents on the nodes of a Ray cluster, of which this machine is one")
     command.set_defaults(run=_train)
     return command
 
@@ -86,6 +88,19 @@ def add_configuration(commands: Any, name: str, about: str) -> argparse.Argument
     command.add_argument("config", type=Path, metavar="CONFIG.toml")
     add_settings(command)
     return command
+
+
+def add_ray(command: argparse.ArgumentParser, about: str) -> Any:
+    """Add the options that name a Ray cluster; return their group."""
+    cluster = command.add_argument_group("on a Ray cluster")
+    cluster.add_argument("--ray", action="store_true", help=about)
+    cluster.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        default=os.environ.get("RAY_ADDRESS") or "auto",
+        help="the cluster (or set RAY_ADDRESS; default: the one that this machine is part of)",
+    )
+    return cluster
 
 
 def add_settings(command: argparse.ArgumentParser) -> None:
@@ -136,7 +151,13 @@ def needs_torch() -> None:
 
 
 async def _train(options: argparse.Namespace) -> None:
+    if (launch := launch_of(os.environ)) is not None and launch.rank > 0:
+        needs_torch()
+        join(launch)
+        return
     config = configuration(options)
+    if launch is not None:
+        config = launch.configured(config)
     resuming = partial(RunFolder.of(config).check, accept_changes=options.accept_changes)
     check_inputs(config, resuming=None if options.restart else resuming)
     needs_torch()
@@ -148,6 +169,7 @@ async def _train(options: argparse.Namespace) -> None:
         accept_changes=options.accept_changes,
         on_second_interrupt=lambda: exit_within(_STOP_S, options),
         worker_command=shlex.join(["leyden", "worker", str(options.config), *options.settings]),
+        ray_address=options.ray_address if options.ray else None,
     )
     if options.json:
         print_json(trained)
@@ -170,11 +192,13 @@ def _print_result(trained: "TrainingResult", options: argparse.Namespace) -> Non
         optimistic = "optimistic, because this step was chosen by it; `test` tasks give an unbiased one"
         best = f"held-out reward {with_error(trained.best, trained.best_error)} ({optimistic})"
         console.print(f"best checkpoint: step {trained.best_step}, {best}", soft_wrap=True)
+    elif trained.best_step == 0 and trained.after is not None:
+        console.print("no checkpoint was better on the held-out tasks than the model before training")
     if trained.test is not None:
-        test, why = with_error(trained.test, trained.test_error), ""
+        test = with_error(trained.test, trained.test_error)
         if trained.best_step == 0:
-            test, why = f"{test} of the model before training", ": no checkpoint was better on the held-out tasks"
-        console.print(f"test reward {test}, measured once{why}", soft_wrap=True)
+            test = f"{test} of the model before training"
+        console.print(f"test reward {test}, measured once", soft_wrap=True)
     if trained.standstill is not None:
         console.print(f"[yellow]{escape(trained.standstill)}[/]", soft_wrap=True)
     if trained.step < trained.steps:
@@ -223,7 +247,7 @@ def exit_at_once(options: argparse.Namespace) -> NoReturn:
 
 def resume_command(options: argparse.Namespace) -> str:
     """Return the command that continues a run: the same command without `--restart`."""
-    return shlex.join(["leyden", *(word for word in options.words if not word.startswith("--r"))])
+    return shlex.join(["leyden", *(word for word in options.words if not word.startswith("--re"))])
 
 
 async def _eval(options: argparse.Namespace) -> None:

@@ -14,14 +14,15 @@ from leyden.api.client import read_key
 from leyden.api.wire import FinishRequest
 from leyden.cli.arguments import integer, url
 from leyden.cli.printing import plural
-from leyden.cli.train import add_configuration, configuration
+from leyden.cli.train import add_configuration, add_ray, configuration
 from leyden.client.worker.options import WorkerOptions
-from leyden.client.worker.ray_cluster import ClusterError, RayWorkers, connected
+from leyden.client.worker.ray_cluster import RayWorkers
 from leyden.client.worker.worker import work
 from leyden.config import ConfigError
 from leyden.local.notes import print_note, stderr_console
 from leyden.local.worker_process import worker_options
 from leyden.orchestrator.report.progress_line import ProgressLine
+from leyden.process.ray_cluster import ClusterError, connected
 from leyden.records import RewardKind
 
 
@@ -38,15 +39,7 @@ def add_worker(commands: Any) -> argparse.ArgumentParser:
         metavar="N",
         help="processes that run agents (default: workers.processes)",
     )
-    cluster = command.add_argument_group("on a Ray cluster")
-    cluster.add_argument("--ray", action="store_true", help="keep a worker on every node of a Ray cluster")
-    cluster.add_argument(
-        "--ray-address",
-        metavar="HOST:PORT",
-        default=os.environ.get("RAY_ADDRESS") or "auto",
-        help="the cluster (or set RAY_ADDRESS; default: the one that this machine is part of)",
-    )
-    cluster.add_argument(
+    add_ray(command, "keep a worker on every node of a Ray cluster").add_argument(
         "--ray-cpus", metavar="N", type=integer(0, 1000), default=1, help="CPUs that each worker reserves (default: 1)"
     )
     command.set_defaults(run=_run)

@@ -11,13 +11,13 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
+from leyden.api.wire import FinishRequest, Lease
 from leyden.client.isolation.options import IsolationOptions
 from leyden.config.schema import ServiceConfig
-from leyden.outcomes import Outcome, Retry
 from leyden.process.framing import MAX_FRAME, FrameTooLarge, read_frame, read_frame_blocking, to_frame
-from leyden.records import GivenReward, Reward
+from leyden.records import Reward
 
 T = TypeVar("T")
 
@@ -30,36 +30,32 @@ class HostSetup(Struct, frozen=True, tag="setup"):
     path: tuple[str, ...]
     server: str
     key: str
-    """The key of its pool, or of its only attempt."""
+    """The key of its pool, or of its only attempt. A host of commands has none."""
     concurrency: int
     """How many attempts it may run at the same time."""
     has_reward_function: bool
     """Whether the run has a reward function; without one, a number that the agent returns is the reward."""
+    reward_weights: dict[str, float] = {}
+    """Of the parts that a returned reward may have."""
     isolation: IsolationOptions = IsolationOptions()
     """How commands are isolated and limited, and the host itself if it runs agent code."""
     services: dict[str, ServiceConfig] = {}
     """Services that the agent may take. Of a command it receives the address; objects are created in the host."""
+    fixed_seeds: bool = False
+    """Whether every attempt of a task begins with the same seeds."""
 
 
-class Invocation(Struct, frozen=True, tag="start"):
-    """Run an attempt. A Python agent gets it as its `attempt` parameter."""
+class RunAttempt(Struct, frozen=True, tag="run"):
+    """Run the code of a leased attempt. `CodeReturned` follows."""
 
-    id: str
-    rollout: str
-    traceparent: str
-    """A call with the key of a host must carry it."""
-    task: Any = None
-    run: str = ""
-    key: str = ""
-    """The attempt's own key if it has a process to itself; an agent sees the key of its host here."""
-    base_url: str = ""
-    """Base URL for OpenAI clients; the host sets it."""
+    lease: Lease
+    """With the URL of the server for agents and, if the host has a key, that one."""
     services: dict[str, str] = {}
     """Addresses of the services that it has acquired, by name."""
 
 
 class StopAttempt(Struct, frozen=True, tag="stop"):
-    """Stop an attempt if possible. `StopReply` follows at once, `AttemptEnd` when its code has returned."""
+    """Stop an attempt if possible. `StopReply` follows at once, `CodeReturned` when its code has returned."""
 
     attempt: str
 
@@ -95,18 +91,12 @@ class HostFailed(Struct, frozen=True, tag="unready"):
     message: str
 
 
-class AttemptEnd(Struct, frozen=True, tag="ended"):
+class CodeReturned(Struct, frozen=True, tag="returned"):
     """The code of an attempt has returned; its slot is free."""
 
     attempt: str
-    outcome: Outcome
-    result: Raw = Raw(b"null")
-    """What the agent returned, as JSON."""
-    reward: GivenReward | None = None
-    """The final reward that the agent returned."""
-    output: str = ""
-    """What it printed."""
-    retry: Retry = Retry.CHARGED
+    report: FinishRequest
+    """How it ended. Agent code can write to the channel: the worker takes from it only what an agent may say."""
     has_spans: bool = False
     """Whether `FlushSpans` must come before the end is reported: the server accepts no spans afterwards."""
     loop_error: bool = False
@@ -130,7 +120,7 @@ class StopReply(Struct, frozen=True, tag="stopping"):
     blocked_s: float = 0.0
     """For how long the event loop was blocked, by any code, since the attempt was started."""
     has_spans: bool = False
-    """As for `AttemptEnd`."""
+    """As for `CodeReturned`."""
 
 
 class SpansFlushed(Struct, frozen=True, tag="flushed"):
@@ -151,8 +141,8 @@ class BlockerFound(Struct, frozen=True, tag="blocked"):
     attempt: str | None
 
 
-ToHost = Invocation | StopAttempt | FlushSpans | Ping | FindBlocker
-ToWorker = HostReady | HostFailed | AttemptEnd | StopReply | SpansFlushed | StepReward | Pong | BlockerFound
+ToHost = RunAttempt | StopAttempt | FlushSpans | Ping | FindBlocker
+ToWorker = HostReady | HostFailed | CodeReturned | StopReply | SpansFlushed | StepReward | Pong | BlockerFound
 
 
 class InvalidMessage(Exception):

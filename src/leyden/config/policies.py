@@ -15,7 +15,7 @@ def policy_configs(config: Config) -> dict[str, Config]:
 
 def trained_policies(config: Config) -> list[str]:
     """Return the names of the policies that are trained."""
-    return [name for name in policy_configs(config) if not config.policies or config.policies[name].trained]
+    return [name for name in policy_configs(config) if not config.policies or config.policies[name].learns]
 
 
 def _only(config: Config, name: str, policy: PolicyConfig) -> Config:
@@ -27,10 +27,16 @@ def _only(config: Config, name: str, policy: PolicyConfig) -> Config:
         policies={},
         policy=name,
         routes={},
-        model=policy.model or config.model,
+        model=_model(config, policy),
         algorithm=policy.algorithm or config.algorithm,
         training=replace(training, learning_rate=policy.learning_rate or training.learning_rate),
     )
+
+
+def _model(config: Config, policy: PolicyConfig) -> str:
+    if policy.of is not None:
+        return _model(config, config.policies[policy.of])
+    return policy.model or config.model
 
 
 def policy_routes(config: Config) -> dict[str, str | FixedAnswer]:

@@ -42,12 +42,20 @@ class ConfigError(Exception):
     """A configuration that cannot be run; the message is one line."""
 
 
+def near_file(path: Path, pattern: str = "*") -> str:
+    """Return a question that names the file beside a missing one whose name is most like it; "" if none is."""
+    beside = [] if path.exists() else sorted(path.parent.glob(pattern))
+    names = [one.name for one in beside]
+    near = [one.name for one in beside if one.stem == path.name] or difflib.get_close_matches(path.name, names, 1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
 def read_file(path: Path) -> Document:
     """Read a TOML file. `run` defaults to the file's name, `base` to its folder."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+        raise ConfigError(f"{path}: {error.strerror}{near_file(path, '*.toml')}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not text in UTF-8: save it in that encoding") from error
     try:

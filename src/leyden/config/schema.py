@@ -55,6 +55,9 @@ class RolloutConfig(_Section, frozen=True):
     replay: bool = True
     """Whether a retry gets the answers that were sampled before the failure from the record, so that nothing is
     sampled twice. The agent's tools run again: switch it off if they must not be given the same arguments again."""
+    fixed_seeds: bool = False
+    """Whether every attempt of a task begins with the same seeds of `random` and numpy and the same hashes of texts,
+    so that an agent that depends on them replays exactly. Processes of Python agents then run one rollout at a time."""
     failure_reward: Real = defaults.FAILURE_REWARD
     """The reward of a rollout whose agent raises or exceeds its time limit."""
     history: Literal["template", "exact"] = "template"
@@ -235,6 +238,8 @@ class TrainingConfig(_Section, frozen=True):
     max_staleness: Whole = 0
     """How many publications may come between sampling a token and training on it. 0: agents wait while weights are
     trained; 1 or more: they go on, and the correction accounts for the difference."""
+    early_gradient: bool = False
+    """Compute the gradient of groups that have finished while others run; for steps of one update."""
     flat_groups: Literal["keep", "refill"] = "keep"
     """Groups whose rollouts leave nothing to compare: `keep` counts them among the tasks of a step, `refill` replaces
     them by groups of other tasks."""
@@ -273,6 +278,9 @@ class TrainingConfig(_Section, frozen=True):
     """Recompute activations in the backward pass: less memory for about a third more computation."""
     compile: bool = True
     """On a GPU, compile the layers of the model: the first steps take longer, all others less time."""
+    offload: Literal["none", "optimiser"] = "none"
+    """`optimiser`: master weights and moments are in the memory of the host, which updates them: a GPU needs a third of
+    the memory, and an update takes seconds more. The host needs 12 bytes for each parameter."""
     devices: AtLeastOne = 1
     """GPUs over which the policy is divided, by FSDP2 and with a process each; the engine has others. 1: it is trained
     in this process, on the GPU of the engine. On a CPU it is the number of processes."""
@@ -327,7 +335,7 @@ class EngineConfig(_Section, frozen=True):
     slots: AtLeastOne | None = None
     """Requests that each replica computes at once; if unset: 64 on a CPU, 256 on a GPU, 1024 with vLLM."""
     memory: Annotated[float, Meta(gt=0, lt=1)] | None = None
-    """The share of the GPU's memory for the engine's weights and KV cache; unset: what training leaves, up to 0.6."""
+    """The share of the GPU's memory for weights and KV caches of engines; unset: what training leaves, up to 0.6."""
     vllm_python: str | None = None
     """The Python interpreter that has vLLM, if it is not the one that runs Leyden."""
     vllm_arguments: tuple[str, ...] = ()
@@ -458,6 +466,12 @@ class PolicyConfig(_Section, frozen=True):
     """As `model` of the run; None: the same."""
     trained: bool = True
     """Whether it learns. Otherwise it stays as it is: a frozen copy, or an opponent."""
+    of: PolicyName | None = None
+    """The policy whose earlier versions it plays (self-play), each for a step. It is not trained."""
+    pool: Literal["latest", "uniform", "win_rate"] = "uniform"
+    """Which of the latest `pool_size` checkpoints of the policy `of` it plays: the latest; any; or rather those that
+    the policy in training wins least against, by `evaluation.success`."""
+    pool_size: AtLeastOne = 8
     upstream: bool = False
     """Whether `upstream.url` answers its calls in place of a model of the run, such as those of a judge."""
     models: tuple[str, ...] = ()
@@ -477,6 +491,17 @@ class PolicyConfig(_Section, frozen=True):
     def __post_init__(self) -> None:
         if self.upstream and self.model is not None:
             raise ValueError("a policy has a `model`, or `upstream = true`: leave one of them out")
+        own = (self.model, self.learning_rate, self.lora, self.algorithm, self.upstream or None, self.rewards or None)
+        if self.of is not None and any(one is not None for one in own):
+            raise ValueError(
+                "a policy that plays earlier versions (`of`) has their model and is not trained: leave out `model`, "
+                "`upstream`, `learning_rate`, `lora`, `rewards` and `algorithm`"
+            )
+
+    @property
+    def learns(self) -> bool:
+        """Whether it is trained."""
+        return self.trained and not self.upstream and self.of is None
 
 
 Sink = Literal["tensorboard", "wandb", "mlflow", "trackio"]
@@ -540,11 +565,21 @@ class Config(_Section, frozen=True):
 
     def __post_init__(self) -> None:
         self._check_policies()
-        trained = [one for one in self.policies.values() if one.trained and not one.upstream]
-        if self.training.devices > 1 and len(trained) > 1:
+        if self.training.devices > 1 and self.policies:
+            raise ValueError("`training.devices` trains one policy, and there are `policies`: leave one of them out")
+        if any(device < self.training.devices for device in self.engine.devices) and self.training.devices > 1:
             raise ValueError(
-                f"`training.devices` is {self.training.devices}, and `policies` trains {len(trained)}, which is done "
-                "on one device only: train one of them, or leave it out"
+                f"`engine.devices`: devices 0 to {self.training.devices - 1} train, and have no memory for an engine: "
+                "name others, or leave it out"
+            )
+        if self.training.offload == "optimiser" and self.training.lora is not None:
+            raise ValueError(
+                "`training.offload`: the optimiser of `training.lora` takes little memory: leave one of them out"
+            )
+        if self.training.offload == "optimiser" and self.training.devices > 1:
+            raise ValueError(
+                "`training.offload` is for one device, and `training.devices` divides the optimiser over "
+                f"{self.training.devices}: leave one of them out"
             )
         if self.deterministic and self.training.max_staleness:
             raise ValueError(
@@ -579,7 +614,7 @@ class Config(_Section, frozen=True):
             )
         named = [algorithm, *(one.algorithm for one in self.policies.values() if one.algorithm is not None)]
         sampled = [one for one in named if one.credit == "sampled"]
-        if sampled and sum(one.trained and not one.upstream for one in self.policies.values()) > 1:
+        if sampled and sum(one.learns for one in self.policies.values()) > 1:
             raise ValueError(
                 '`algorithm.credit = "sampled"` continues the rollouts of one policy, and `policies` trains several: '
                 "choose another credit, or set `trained = false` for the others"
@@ -646,7 +681,16 @@ class Config(_Section, frozen=True):
                     raise ValueError(
                         f"`policies.{name}` has the model {call[1]!r}, and so has `routes`: leave one of them out"
                     )
-        trained = [name for name, policy in self.policies.items() if policy.trained and not policy.upstream]
+        trained = [name for name, policy in self.policies.items() if policy.learns]
+        for name, policy in self.policies.items():
+            if policy.of is not None and policy.of not in trained:
+                known = " or ".join(trained) or "a policy"
+                raise ValueError(f"`policies.{name}.of` is {policy.of!r}, which is not trained: name {known}")
+            if policy.of is not None and self.training.max_staleness:
+                raise ValueError(
+                    f"`policies.{name}.of` plays one version in each step, and with `training.max_staleness` above 0 "
+                    "the rollouts of a group could meet two: leave one of them out"
+                )
         if not trained:
             raise ValueError("`policies` has none to train: set `trained = true` for one of them")
         if len(trained) > 1 and self.checkpoints.keep < 2:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
+RESTART_LIMIT_S = 900.0
+"""How long a request waits for an engine that is started again."""
 
 
 class EngineRequest(Struct, frozen=True):
@@ -180,8 +182,8 @@ class VllmAddress(Struct, frozen=True, tag="vllm"):
     """Of the weights that it serves when a server process starts."""
     seeded: bool = False
     """Whether seeds of requests are honoured: vLLM samples seeded requests one by one."""
-    adapter: bool = False
-    """Whether each version is a LoRA adapter beside weights that do not change."""
+    adapter: str | None = None
+    """The policy whose versions are LoRA adapters beside weights that do not change; None: they are those weights."""
 
 
 class ReplicasAddress(Struct, frozen=True, tag="replicas"):

@@ -303,6 +303,25 @@ def describe_address(address: EngineAddress) -> str:
     return f"vLLM at {address.location}" if address.location.startswith("http") else "vLLM"
 
 
+class SeparateEngine:
+    """An engine in a process of its own, as the training process uses it: it has a copy of the weights."""
+
+    shares_parameters = False
+    sleeps_while_training = False
+
+    async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Wait until the server process is gone; it connects to the engine directly."""
+        await wait_end(reader, writer)
+
+    async def sleep(self) -> None:
+        """Do nothing: `sleeps_while_training` is False."""
+
+    @asynccontextmanager
+    async def changing_weights(self, version: int) -> AsyncIterator[None]:
+        """Let the trainer write its parameters."""
+        yield
+
+
 async def wait_end(reader: StreamReader, writer: StreamWriter) -> None:
     """Wait until the other end is gone. A writer that nobody holds would close the connection."""
     while await reader.read(1 << 16):

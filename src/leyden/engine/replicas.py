@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NoReturn, Protocol
@@ -17,10 +16,11 @@ from leyden.engine.protocol import (
     SocketAddress,
     VllmAddress,
 )
-from leyden.engine.remote import wait_end
+from leyden.engine.remote import SeparateEngine
 
-_TRANSFER_LIMIT_S, _BYTES_PER_S = 60.0, 1e9
-"""A publication may take this long, and at this rate for large models."""
+_TRANSFER_LIMIT_S, _BYTES_PER_S = 60.0, 1e8
+"""A publication may take this long, and more at this rate: CPUs compute checksums of it, and replicas elsewhere share a
+network."""
 _POLL_S = 0.5
 
 
@@ -42,15 +42,12 @@ class ReplicaPart(EngineBackend, Protocol):
         """End it."""
 
 
-class ReplicaBackend:
+class ReplicaBackend(SeparateEngine):
     """Engines that serve the same weights."""
-
-    shares_parameters = False
-    sleeps_while_training = False
 
     def __init__(self, replicas: Sequence[ReplicaPart], weight_bytes: int = 0) -> None:
         self._replicas = replicas
-        self._limit_s = max(_TRANSFER_LIMIT_S, weight_bytes / _BYTES_PER_S)
+        self._limit_s = _TRANSFER_LIMIT_S + weight_bytes / _BYTES_PER_S
 
     @property
     def address(self) -> ReplicasAddress:
@@ -68,10 +65,6 @@ class ReplicaBackend:
         """End all."""
         await asyncio.gather(*(replica.stop() for replica in self._replicas), return_exceptions=True)
 
-    async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Wait until the server process is gone; it connects to the engines directly."""
-        await wait_end(reader, writer)
-
     async def wait_failed(self) -> NoReturn:
         """Wait until one of them has failed for good, and raise the reason."""
         failures = [asyncio.create_task(replica.wait_failed()) for replica in self._replicas]
@@ -82,9 +75,6 @@ class ReplicaBackend:
             for failure in failures:
                 failure.cancel()
             await asyncio.gather(*failures, return_exceptions=True)
-
-    async def sleep(self) -> None:
-        """Do nothing: `sleeps_while_training` is False."""
 
     @asynccontextmanager
     async def changing_weights(self, version: int) -> AsyncIterator[None]:

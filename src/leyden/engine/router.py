@@ -12,13 +12,13 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from leyden.background import start_background, wait_set
-from leyden.engine.protocol import Engine, EngineLost, EngineRequest, TokenChunk
+from leyden.engine.protocol import RESTART_LIMIT_S, Engine, EngineLost, EngineRequest, TokenChunk
 
 _POLL_S = 0.5
 """Between two questions whether a replica answers again."""
-_RESTART_LIMIT_S = 900.0
-"""How long a request waits if no replica answers."""
 _MAX_LOSSES = 2
 """A request that is lost with more replicas than this fails: it may be what ends them."""
 
@@ -64,7 +64,7 @@ class ReplicaRouter:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         """Sample a completion. Tokens of one that moves are sampled by several replicas, each with its version."""
         sampled: list[int] = []
-        losses, answered = 0, False
+        losses = 0
         while True:
             async for chunk in self._wait_for_any():
                 yield chunk
@@ -77,14 +77,15 @@ class ReplicaRouter:
                             break
                         yield chunk
                         sampled += chunk.ids
-                        answered = answered or bool(chunk.ids or chunk.prompt_logprobs)
+                        if chunk.prompt_logprobs:
+                            request = replace(request, prompt_logprobs=False)
                         if chunk.finish is not None:
                             return
                 self._lose(index)
             except EngineLost:
                 self._lose(index)
                 losses += 1
-                if losses > _MAX_LOSSES or (answered and not sampled):
+                if losses > _MAX_LOSSES:
                     raise
             finally:
                 self.running[index] -= 1
@@ -131,8 +132,8 @@ class ReplicaRouter:
 
     async def _wait_for_any(self) -> AsyncGenerator[TokenChunk, None]:
         """Wait until a replica answers; say that the request waits."""
-        deadline = time.monotonic() + _RESTART_LIMIT_S
+        deadline = time.monotonic() + RESTART_LIMIT_S
         while not self._answers.is_set():
             yield TokenChunk((), (), 0, restarting=True)
             if not await wait_set(self._answers, deadline - time.monotonic()):
-                raise EngineLost(f"no replica of the engine answered for {_RESTART_LIMIT_S:.0f} s")
+                raise EngineLost(f"no replica of the engine answered for {RESTART_LIMIT_S:.0f} s")

@@ -5,7 +5,6 @@ Tensors are written one by one as they come, so that those of a sharded model ne
 
 import asyncio
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.extension.leyden_weights import checksum
+from leyden.process.temporary import TemporaryFolder
 
 NamedTensors = Iterable[tuple[str, Tensor]]
 _SHOWN = 3
@@ -35,21 +35,21 @@ class WeightFiles:
     """Writes the weights of each version, and deletes those of the version before when nobody reads them."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="leyden-weights-"))
+        self._folder = TemporaryFolder("weights")
         self._writing = asyncio.Lock()
         self._readers = Counter[Path]()
         self._latest: WrittenWeights | None = None
 
     def close(self) -> None:
         """Delete all files."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     async def write(self, tensors: Callable[[], NamedTensors], version: int) -> WrittenWeights:
         """Write the weights of a version, unless the latest ones are of this version."""
         async with self._writing:
             before = self._latest
             if before is None or before.version != version:
-                folder = self._folder / str(version)
+                folder = self._folder.path / str(version)
                 self._latest = await asyncio.to_thread(_write, tensors(), folder, version)
                 if before is not None:
                     self._delete_unread(before.folder)
@@ -93,8 +93,8 @@ def _write(tensors: NamedTensors, folder: Path, version: int) -> WrittenWeights:
     folder.mkdir(parents=True, exist_ok=True)
     checksums, nbytes = dict[str, int](), 0
     for number, (name, tensor) in enumerate(tensors):
+        checksums[name] = checksum(tensor.detach())  # where it is: a GPU is much faster
         plain = tensor.detach().cpu().contiguous()
         save_file({name: plain}, folder / f"{number:06}.safetensors")
-        checksums[name] = checksum(plain)
         nbytes += plain.nbytes
     return WrittenWeights(folder, version, checksums, nbytes)

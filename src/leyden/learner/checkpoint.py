@@ -140,8 +140,8 @@ class Checkpoints:
         folder = self._folder / f"step-{step}"
         if (damage := find_damage(folder)) is not None:
             raise TrainingError(
-                f"the best checkpoint, {folder}, is damaged ({damage}), so the test tasks cannot be evaluated with it: "
-                "evaluate another checkpoint with `leyden eval`"
+                f"the checkpoint {folder} is damaged ({damage}), so it cannot be served: if all steps are trained, "
+                "evaluate another with `leyden eval`"
             )
         return read_state(folder).version
 
@@ -162,7 +162,8 @@ class Checkpoints:
         return checkpoint_steps(self._run, self._policy)
 
     def _delete_old(self, state: TrainerState) -> None:
-        wanted = {*self._steps[-self._kept.keep :], state.best_step, state.kept_step}
+        pooled = (one.step for pool in state.pools.values() for one in pool)
+        wanted = {*self._steps[-self._kept.keep :], state.best_step, state.kept_step, *pooled}
         for number in self._steps:
             if number not in wanted:
                 shutil.rmtree(self._folder / f"step-{number}")

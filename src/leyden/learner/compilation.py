@@ -6,6 +6,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -25,7 +26,9 @@ def compile_layers(model: PreTrainedModel, backend: str | Callable[..., Any] = "
     options: dict[str, Any] = {name: value for name, value in _OPTIONS.items() if name in known}
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
-            compiled = torch.compile(layer.forward, backend=backend, dynamic=True, options=options)
+            # with True also the numbers of a sharded layer, such as its size of heads, would vary, as attention forbids
+            dynamic = None if isinstance(layer, FSDPModule) else True
+            compiled = torch.compile(layer.forward, backend=backend, dynamic=dynamic, options=options)
             layer.forward = _with_settings(compiled)  # hooks, such as those that gather its parameters, stay outside
 
 

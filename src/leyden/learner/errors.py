@@ -7,3 +7,7 @@ class TrainingError(Exception):
 
 class OutOfDeviceMemory(TrainingError):
     """A device has no memory left for what is computed on it."""
+
+
+class RankLost(TrainingError):
+    """A rank ended, hangs or has no memory left. The others cannot go on; the run can, from its checkpoint."""

@@ -7,14 +7,11 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from leyden.config import AdapterConfig, ConfigError
+from leyden.config import ConfigError, TrainingConfig
+from leyden.learner.memory import check_memory
 from leyden.learner.sharded_files import is_sharded, read_sharded_model
 from leyden.models.source import ModelSource
-from leyden.process.resources import free_memory
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
-
-_TRAINED_BYTES = 16
-"""Bytes of a trained parameter in float32: (master) weight, gradient, and two moments of the optimiser."""
 
 
 def check_tokenizer(source: ModelSource) -> None:
@@ -64,16 +61,16 @@ def read_model(folder: Path, dtype: torch.dtype, config: Any = None) -> PreTrain
 
 
 def load_model(
-    source: ModelSource, dtype: str, training: bool, lora: AdapterConfig | None = None, reference: bool = False
+    source: ModelSource, dtype: str, training: TrainingConfig | None = None, reference: bool = False
 ) -> PreTrainedModel:
     """Load the model, on a GPU if there is one; for `training` only if the optimiser fits in memory too."""
     where, dtype = device(), compute_dtype(dtype)
     transformers.utils.logging.disable_progress_bar()
     try:
         config = read_model_config(source.folder)
-        if training:
-            _refuse_experts(source.name, config)
-            _check_memory(source.name, config, dtype, lora, reference, where)
+        if training is not None:
+            refuse_experts(source.name, config)
+            check_memory(source.name, empty_model(config), dtype, training, reference, where)
         model = read_model(source.folder, getattr(torch, dtype), config)
     except (OSError, ValueError) as error:
         raise ConfigError(f"`model`: {source.name} cannot be loaded: {str(error).splitlines()[0]}") from error
@@ -81,7 +78,7 @@ def load_model(
     return model.to(where)  # type: ignore[no-any-return, arg-type]  # transformers wraps `to` without types
 
 
-def _refuse_experts(name: str, config: Any) -> None:
+def refuse_experts(name: str, config: Any) -> None:
     """Refuse a mixture of experts: engine and trainer may route a token to different experts."""
     text = config.get_text_config()
     if any((getattr(text, key, None) or 0) > 1 for key in ("num_experts", "num_local_experts", "n_routed_experts")):
@@ -103,40 +100,3 @@ def empty_model(config: Any, dtype: torch.dtype | None = None) -> PreTrainedMode
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model
-
-
-def memory_for_training(model: PreTrainedModel, dtype: str, lora: AdapterConfig | None, reference: bool) -> int:
-    """Return the bytes of weights and optimiser: a lower bound, without activations.
-
-    With LoRA there are two models, the served one and the one with adapters, which without them is the reference.
-    Otherwise one model is both, and a reference is a copy of it.
-    """
-    weights, each = model.num_parameters(), getattr(torch, dtype).itemsize
-    if lora is None:
-        computed = 0 if dtype == "float32" else each  # in float32 the parameters are their own master weights
-        return int(weights * (_TRAINED_BYTES + computed + each * reference))
-    adapters = sum(
-        lora.rank * (layer.in_features + layer.out_features)
-        for name, layer in model.named_modules()
-        if isinstance(layer, torch.nn.Linear) and name.rpartition(".")[2] in lora.modules
-    )
-    return int(2 * weights * each + _TRAINED_BYTES * adapters)
-
-
-def _check_memory(
-    name: str, config: Any, dtype: str, lora: AdapterConfig | None, reference: bool, where: torch.device
-) -> None:
-    empty = empty_model(config)
-    needed = memory_for_training(empty, dtype, lora, reference)
-    free = torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else free_memory()
-    if needed <= free:
-        return
-    ways = ["a smaller model", "a larger machine"]
-    if lora is None:
-        ways.append("`training.lora`")
-    elif dtype != "bfloat16":
-        ways.append('`engine.dtype = "bfloat16"`')
-    raise ConfigError(
-        f"`model`: to train {name} ({empty.num_parameters() / 1e6:.0f} million parameters) takes about "
-        f"{needed / 2**30:.2g} GiB and {free / 2**30:.2g} are free: use {', '.join(ways[:-1])} or {ways[-1]}"
-    )

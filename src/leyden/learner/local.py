@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from leyden.engine.protocol import ModelWeights
 from leyden.learner.checkpoint import Checkpoints
+from leyden.learner.earlier import EarlierPolicy
 from leyden.learner.evaluation import divergence, evaluate, to_arrays
 from leyden.learner.objective import Objective
 from leyden.learner.policy import CurrentWeights, Policy
@@ -32,12 +33,17 @@ class TrainedPolicy(Struct, frozen=True):
     objective: Objective
     checkpoints: Checkpoints
 
+    def load(self, step: int) -> None:
+        """Replace the weights by those of a checkpoint."""
+        self.checkpoints.load(self.policy, step)
+
 
 class LocalLearner:
     """Trains policies in this process. Use it as a context manager."""
 
-    def __init__(self, policies: Mapping[str, TrainedPolicy]) -> None:
+    def __init__(self, policies: Mapping[str, TrainedPolicy], earlier: Mapping[str, EarlierPolicy] = {}) -> None:
         self._policies = policies
+        self._served: Mapping[str, TrainedPolicy | EarlierPolicy] = {**policies, **earlier}
         self._thread = ThreadPoolExecutor(1, "learner")
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._copies: dict[str, Snapshot] = {}
@@ -80,11 +86,16 @@ class LocalLearner:
         """Estimate the KL divergence of the policy from one that sampled with these logprobs."""
         return await self._on_thread(lambda: divergence(self._policies[policy].policy, samples, logprobs))
 
+    async def accumulate_part(self, policy: str, part: Update) -> None:
+        """Accumulate the gradient of some samples of the next update."""
+        one = self._policies[policy]
+        await self._on_thread(lambda: one.policy.accumulate_part(part.samples, part.old_logprobs, one.objective))
+
     async def accumulate(self, policy: str, update: Update) -> UpdateMetrics:
         """Accumulate the gradient of an update."""
         one = self._policies[policy]
         metrics = await self._on_thread(
-            lambda: one.policy.accumulate(update.samples, update.old_logprobs, one.objective)
+            lambda: one.policy.accumulate(update.samples, update.old_logprobs, one.objective, update.scale)
         )
         self._grad_norms[policy] = metrics.grad_norm
         return metrics
@@ -98,7 +109,8 @@ class LocalLearner:
 
     def weights(self, policy: str) -> ModelWeights:
         """Return the present weights."""
-        return CurrentWeights(self._policies[policy].policy)
+        found = self._served[policy]
+        return CurrentWeights(found.policy) if isinstance(found, TrainedPolicy) else found
 
     async def save(self, policy: str, state: TrainerState) -> None:
         """Copy what a checkpoint holds; without memory for that, write it."""
@@ -124,12 +136,11 @@ class LocalLearner:
 
     async def version_of(self, policy: str, step: int) -> int:
         """Return the version of the weights of a checkpoint, if it is whole."""
-        return await self._on_thread(lambda: self._policies[policy].checkpoints.version_of(step))
+        return await self._on_thread(lambda: self._served[policy].checkpoints.version_of(step))
 
     async def load(self, policy: str, step: int) -> None:
         """Replace the weights by those of a checkpoint; the optimiser keeps its state."""
-        one = self._policies[policy]
-        await self._write(lambda: one.checkpoints.load(one.policy, step))
+        await self._write(lambda: self._served[policy].load(step))
 
     async def free_memory(self) -> None:
         """Give the memory of gradients and activations back to the device."""

@@ -6,7 +6,7 @@ through the matrices. In bfloat16 the merged weights are rounded stochastically:
 in a weight that is rounded to the nearest number, and the trainer and the engine would go on with the old one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's convention
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor
+from torch.nn import Parameter
 from transformers import PreTrainedModel
 
 from leyden.config import AdapterConfig, ConfigError
@@ -56,8 +57,17 @@ class MergedLoraLinear(LoraLinear):
 class LoraAdapter:
     """Adapters in a copy of a model; only they are trained."""
 
-    def __init__(self, served: PreTrainedModel, config: AdapterConfig, merged: bool = True) -> None:
-        """Without `merged` they are in the model itself, and there is no other to publish."""
+    def __init__(
+        self,
+        served: PreTrainedModel,
+        config: AdapterConfig,
+        merged: bool = True,
+        beside: "LoraAdapter | None" = None,
+    ) -> None:
+        """Without `merged` they are in the model itself, and there is no other to publish.
+
+        The copy shares the weights of that of `beside`, which are those of the same model and do not change.
+        """
         linear = {name.rpartition(".")[2] for name, each in served.named_modules() if isinstance(each, torch.nn.Linear)}
         if linear.isdisjoint(config.modules):
             known = ", ".join(sorted(linear))
@@ -65,7 +75,9 @@ class LoraAdapter:
         self._served, self.rank = served if merged else None, config.rank
         lora = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(config.modules))
         lora._register_custom_module({torch.nn.Linear: MergedLoraLinear})  # documented, in spite of its name
-        self.model = (deepcopy(served) if merged else served).requires_grad_(False)
+        shared = dict(beside.base_parameters()) if beside is not None else {}
+        same = {id(each): shared[name] for name, each in served.named_parameters() if name in shared}
+        self.model = (deepcopy(served, same) if merged else served).requires_grad_(False)
         inject_adapter_in_model(lora, self.model, _NAME)
         self.layers = {name: layer for name, layer in self.model.named_modules() if isinstance(layer, MergedLoraLinear)}
         """The layers that have matrices, by their names in the model."""
@@ -105,20 +117,28 @@ class LoraAdapter:
         self.publish()
 
     def base_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights of the model without its adapters, by the names that they have in it."""
+        return ((name, parameter.detach()) for name, parameter in self.base_parameters())
+
+    def base_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Yield the parameters of the model without its adapters, by the names that they have in it."""
         for name, parameter in self.model.named_parameters():
             if ".lora_" not in name:
-                yield name.replace(".base_layer.", "."), parameter.detach()
+                yield name.replace(".base_layer.", "."), parameter
 
-    @torch.no_grad()
     def weights(self) -> LoraWeights:
         """Return the adapters; the scale is part of `lora_B`."""
+        return self.saved_weights(dict(self.model.named_parameters()))
+
+    @torch.no_grad()
+    def saved_weights(self, saved: Mapping[str, Tensor]) -> LoraWeights:
+        """Return adapters that a checkpoint has by the names of their parameters; what it has not is zero."""
         tensors: dict[str, Tensor] = {}
         for name, layer in self.layers.items():
-            down: Any = layer.lora_A[_NAME]
-            up: Any = layer.lora_B[_NAME]
-            tensors[f"{name}.lora_A.weight"] = down.weight.detach()
-            tensors[f"{name}.lora_B.weight"] = layer.scaling[_NAME] * up.weight
+            for kind, matrix, scale in (("lora_A", layer.lora_A, 1.0), ("lora_B", layer.lora_B, layer.scaling[_NAME])):
+                own: Any = matrix[_NAME]
+                found = saved.get(f"{name}.{kind}.{_NAME}.weight")
+                tensors[f"{name}.{kind}.weight"] = torch.zeros_like(own.weight) if found is None else scale * found
         return LoraWeights(self.rank, tensors)
 
     @contextmanager

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.optim import Optimizer
 
 
 class MasterWeights:
@@ -24,6 +25,17 @@ class MasterWeights:
             else:
                 self.by_name[name] = master = Parameter(parameter.detach().float())
                 parameter.register_post_accumulate_grad_hook(_move_gradient_to(master))
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """The gradients that were accumulated."""
+        return [master.grad for master in self.by_name.values() if master.grad is not None]
+
+    def step(self, optimiser: Optimizer) -> None:
+        """Update the masters, and all else that the optimiser has a gradient of; the gradients are used up."""
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        self.write_back()
 
     @torch.no_grad()
     def write_back(self) -> None:

@@ -3,7 +3,7 @@
 The gradient does not depend on how samples are divided into micro-batches: weights are those of the whole update.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from math import isfinite
@@ -26,6 +26,7 @@ from leyden.learner.lr_schedule import learning_rate_factor
 from leyden.learner.master_weights import MasterWeights
 from leyden.learner.microbatch import sequence_microbatches, tree_microbatches
 from leyden.learner.objective import Objective, compute_loss, critic_loss
+from leyden.learner.offloaded_weights import OffloadedWeights
 from leyden.learner.peers import ALONE, Peers
 from leyden.learner.protocol import OldLogprobs, UpdateMetrics
 from leyden.learner.sample import Sample
@@ -79,11 +80,21 @@ class Policy:
         critic: bool = False,
         reference: bool = False,
         peers: Peers = ALONE,
+        beside: "Policy | None" = None,
     ) -> None:
-        """`peers` compute with it: each then has a part of every parameter."""
+        """`peers` compute with it: each then has a part of every parameter.
+
+        If both have LoRA adapters, it shares the weights beside them with those of the policy `beside`, of the same
+        model.
+        """
         self.served = model
         """The model that samples: the trained one, or with LoRA a copy with the adapters merged."""
-        self.adapter = _adapter(model, config.lora, peers.copies) if config.lora is not None else None
+        shared = beside.adapter if beside is not None and config.lora is not None else None
+        self.shares_base = shared is not None
+        """Whether another policy has the weights beside its adapters."""
+        self.adapter: LoraAdapter | None = None
+        if config.lora is not None:
+            self.adapter = _adapter(model, config.lora, peers.copies, shared)
         self.model = self.adapter.model if self.adapter is not None else model
         self.critic = Critic(model.config.get_text_config().hidden_size, model.device, model.dtype) if critic else None
         self._config, self._peers = config, peers
@@ -108,7 +119,9 @@ class Policy:
                 forward.find_head(torch.arange(4, device=model.device)[None])
         if self.critic is not None:
             peers.shard(self.critic)
-        self.masters = MasterWeights({name: each for name, each in self.model.named_parameters() if each.requires_grad})
+        computed = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
+        offloads = config.offload == "optimiser"
+        self.masters = OffloadedWeights(computed) if offloads else MasterWeights(computed)
         self.trained = self.masters.by_name
         device = self.model.device
         self.optimiser = AdamW(
@@ -116,12 +129,14 @@ class Policy:
             lr=self.peak_learning_rate,
             betas=config.betas,
             weight_decay=config.weight_decay,
-            fused=device.type == "cuda",
+            fused=offloads or device.type == "cuda",
         )
         if self.critic is not None:
             self.optimiser.add_param_group({"params": list(self.critic.parameters())})
         self.step = 1
         """Step of the run, which determines the learning rate."""
+        self._parts: list[_UpdatePart] = []
+        """Of the update whose gradient is being accumulated."""
         if device.type == "cpu":
             self._cost = Cost(min(config.batch_tokens, _CPU_BATCH), _MICROBATCH_OVERHEAD, _CPU_TREE)
         else:
@@ -202,8 +217,18 @@ class Policy:
         ordered = [found[index] for index in range(len(samples))]
         return PolicyOutputs([logprobs for logprobs, _ in ordered], [value for _, value in ordered])
 
-    def accumulate(self, samples: Sequence[Sample], old_logprobs: OldLogprobs, objective: Objective) -> UpdateMetrics:
-        """Accumulate the gradient of an update's samples."""
+    def accumulate(
+        self, samples: Sequence[Sample], old_logprobs: OldLogprobs, objective: Objective, scale: float = 1.0
+    ) -> UpdateMetrics:
+        """Accumulate the gradient of an update: of samples, and of its parts before; `scale` multiplies all."""
+        self.accumulate_part(samples, old_logprobs, objective)
+        parts, self._parts = [one for some in self._peers.gather(self._parts) for one in some], []
+        if scale != 1:
+            torch._foreach_mul_(self.masters.gradients, scale)
+        return _join(parts, scale, self._peers.norm(self.masters.gradients), self.critic is not None)
+
+    def accumulate_part(self, samples: Sequence[Sample], old_logprobs: OldLogprobs, objective: Objective) -> None:
+        """Accumulate the gradient of some samples of an update."""
         losses, critic_losses, all_stats = [], [], []
         computed, count = 0, sum(self._peers.gather(len(samples)))
         with self._explain_out_of_memory():
@@ -228,18 +253,16 @@ class Policy:
         statistics = Statistics()
         for stats in all_stats:
             statistics.add(stats.tokens, stats.sampler_logprobs, stats.call_index, stats.metrics, stats.entropies)
-        part = _UpdatePart(
-            loss=torch.stack(losses).sum().item() if losses else 0.0,
-            critic_loss=torch.stack(critic_losses).sum().item() if critic_losses else 0.0,
-            tokens=sum(len(sample.token_indices) for sample in samples),
-            computed=computed,
-            length=sum(map(len, samples)),
-            statistics=statistics,
+        self._parts.append(
+            _UpdatePart(
+                loss=torch.stack(losses).sum().item() if losses else 0.0,
+                critic_loss=torch.stack(critic_losses).sum().item() if critic_losses else 0.0,
+                tokens=sum(len(sample.token_indices) for sample in samples),
+                computed=computed,
+                length=sum(map(len, samples)),
+                statistics=statistics,
+            )
         )
-        return _join(self._peers.gather(part), self._norm(self.trained.values()), self.critic is not None)
-
-    def _norm(self, parameters: Iterable[Tensor]) -> float:
-        return self._peers.norm([parameter.grad for parameter in parameters if parameter.grad is not None])
 
     @contextmanager
     def _explain_out_of_memory(self) -> Iterator[None]:
@@ -249,34 +272,35 @@ class Policy:
         except torch.OutOfMemoryError as error:
             raise OutOfDeviceMemory(
                 f"step {self.step}: the GPU has no memory left for a micro-batch: lower `training.batch_tokens` (now "
-                f"{self._config.batch_tokens}) or `engine.memory`, set `training.gradient_checkpointing = true` or "
-                f"`training.lora`, or take a smaller model ({str(error).partition(chr(10))[0]})"
+                f"{self._config.batch_tokens}) or `engine.memory`, set `training.gradient_checkpointing = true`, "
+                f'`training.offload = "optimiser"` or `training.lora`, or take a smaller model '
+                f"({str(error).partition(chr(10))[0]})"
             ) from error
 
     def apply(self, grad_norm: float) -> None:
         """Make an optimiser step with the accumulated gradient, its norm clipped; raise if it is not finite."""
+        gradients = {"policy": self.masters.gradients}
         norms = {"policy": grad_norm}
-        torch.nn.utils.clip_grads_with_norm_(self.trained.values(), self._config.clip_norm, torch.tensor(grad_norm))
         if self.critic is not None:
-            norms["critic"] = self._norm(self.critic.parameters())
-            found = torch.tensor(norms["critic"])
-            torch.nn.utils.clip_grads_with_norm_(self.critic.parameters(), self._config.clip_norm, found)
+            gradients["critic"] = [each.grad for each in self.critic.parameters() if each.grad is not None]
+            norms["critic"] = self._peers.norm(gradients["critic"])
         for whose, norm in norms.items():
             if not isfinite(norm):
                 raise TrainingError(_not_finite(self.step, whose, norm))
+            if norm > self._config.clip_norm:
+                clipped = self._config.clip_norm / (torch.tensor(norm) + 1e-6)  # as torch clips parameters
+                torch._foreach_mul_(gradients[whose], clipped.item())
         factor = learning_rate_factor(self._config, self.step)
         rates = (self.peak_learning_rate, self._config.critic_learning_rate)
         for group, rate in zip(self.optimiser.param_groups, rates, strict=False):
             group["lr"] = factor * rate
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
-        self.masters.write_back()
+        self.masters.step(self.optimiser)
         if self.adapter is not None:
             self.adapter.publish()
 
 
 class _UpdatePart(NamedTuple):
-    """What one process has computed of an update."""
+    """What one process has computed of a part of an update."""
 
     loss: float
     critic_loss: float
@@ -287,10 +311,10 @@ class _UpdatePart(NamedTuple):
     statistics: Statistics
 
 
-def _join(parts: Sequence[_UpdatePart], grad_norm: float, critic: bool) -> UpdateMetrics:
+def _join(parts: Sequence[_UpdatePart], scale: float, grad_norm: float, critic: bool) -> UpdateMetrics:
     computed = sum(part.computed for part in parts)
     return UpdateMetrics(
-        loss=sum(part.loss for part in parts),
+        loss=scale * sum(part.loss for part in parts),
         grad_norm=grad_norm,
         tokens=sum(part.tokens for part in parts),
         computed=computed,
@@ -307,7 +331,9 @@ def _not_finite(step: int, whose: str, norm: float) -> str:
     )
 
 
-def _adapter(model: PreTrainedModel, config: AdapterConfig, merged: bool) -> "LoraAdapter":
+def _adapter(
+    model: PreTrainedModel, config: AdapterConfig, merged: bool, beside: "LoraAdapter | None"
+) -> "LoraAdapter":
     from leyden.learner.lora import LoraAdapter  # peft takes a while to import, and few need it
 
-    return LoraAdapter(model, config, merged)
+    return LoraAdapter(model, config, merged, beside)

@@ -58,6 +58,8 @@ class Update(Struct, frozen=True):
 
     samples: Sequence[Sample]
     old_logprobs: OldLogprobs = OldLogprobs()
+    scale: float = 1.0
+    """What multiplies the gradient of these samples and of the parts of the update before them."""
 
 
 class UpdateMetrics(Struct, frozen=True):
@@ -100,6 +102,7 @@ class BestRollout(Struct, frozen=True):
 
     attempt: str
     calls: int
+    """Those that can be replayed, and one."""
     reward: tuple[float, float]
     """Its final reward, and the sum of its step rewards."""
     step: int
@@ -137,6 +140,21 @@ class PrefixRecord(Struct, frozen=True):
     """How many such groups were requested: their positions are not in the order of tasks."""
 
 
+class PooledVersion(Struct, frozen=True):
+    """A checkpoint that a policy may meet in self-play, and how it fared."""
+
+    step: int = 0
+    """0 is the model before training."""
+    won: int = 0
+    """Rollouts in which the policy in training succeeded."""
+    played: int = 0
+
+    @property
+    def lost_rate(self) -> float:
+        """The estimated share of rollouts that the policy in training does not win; one half if nothing is known."""
+        return 1 - (self.won + 1) / (self.played + 2)
+
+
 class TrainerState(Struct, frozen=True):
     """The progress of the training of one policy, apart from its weights."""
 
@@ -159,6 +177,8 @@ class TrainerState(Struct, frozen=True):
     best_reward: float | None = None
     kept_step: int | None = None
     """Checkpoint that is kept because the run collapsed after it."""
+    pools: dict[str, tuple[PooledVersion, ...]] = {}
+    """By policy that plays earlier versions, those that it may play; their checkpoints are kept."""
 
 
 class Learner(Protocol):
@@ -179,8 +199,11 @@ class Learner(Protocol):
     async def divergence(self, policy: str, samples: Sequence[Sample], logprobs: Sequence[Sequence[float]]) -> float:
         """Estimate the KL divergence of the policy from one that sampled with these logprobs, in nats a token."""
 
+    async def accumulate_part(self, policy: str, part: Update) -> None:
+        """Accumulate the gradient of some samples of the next update."""
+
     async def accumulate(self, policy: str, update: Update) -> UpdateMetrics:
-        """Accumulate the gradient of an update."""
+        """Accumulate the gradient of an update: of its samples, and of its parts before."""
 
     async def apply(self, policy: str) -> None:
         """Make an optimiser step with the gradient of the last update, which writes the parameters."""

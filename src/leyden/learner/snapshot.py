@@ -13,8 +13,8 @@ from leyden.learner.protocol import TrainerState
 from leyden.process.resources import free_memory
 
 RNG = "rng"
-_SHARE = 0.5
-"""A copy takes at most this share of the memory that is free: agents need some too."""
+COPY_SHARE = 0.5
+"""A copy, those of all ranks together, takes at most this share of the memory that is free: agents need some too."""
 
 
 class Snapshot(Struct, frozen=True):
@@ -40,7 +40,7 @@ class Snapshot(Struct, frozen=True):
         """Copy it to memory of its own on the host; None if there is too little. Tied weights stay tied."""
         parts = (self.weights, self.extra, self.optimiser)
         different = {_place(tensor): tensor for part in parts for tensor in part.values()}
-        if sum(tensor.nbytes for tensor in different.values()) > _SHARE * free_memory():
+        if sum(tensor.nbytes for tensor in different.values()) > COPY_SHARE * free_memory():
             return None
         copies = {place: tensor.detach().to("cpu", copy=True) for place, tensor in different.items()}
         copied = ({name: copies[_place(tensor)] for name, tensor in part.items()} for part in parts)

@@ -2,9 +2,10 @@
 
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from msgspec import Struct
@@ -16,17 +17,18 @@ from leyden.engine.replicas import ReplicaBackend, ReplicaPart
 from leyden.engine.torch.engine import TorchEngine
 from leyden.engine.torch.process import TorchProcess
 from leyden.engine.torch.wire import EngineProcessOptions
-from leyden.engine.vllm.backend import Adapter, VllmBackend, Weights
+from leyden.engine.vllm.adapters import Adapter, AdapterBackend, AdapterServer
+from leyden.engine.vllm.backend import VllmBackend, Weights
 from leyden.engine.vllm.launch import Transfer, VllmOptions, adapter_arguments, find_vllm
 from leyden.engine.weight_files import WeightFiles
 from leyden.learner.loading import model_device
-from leyden.learner.policy import Policy
-from leyden.learner.ranks.learner import GatheredWeights
 from leyden.learner.sharded_files import is_sharded
-from leyden.local.memory_plan import MemoryPlan, plan_memory
+from leyden.local.memory_plan import MemoryPlan
 from leyden.local.notes import print_note
 from leyden.local.placement import TRAINER_DEVICE, check_tensor_parallel, device_variable, place_replicas
+from leyden.local.policies import LocalPolicy
 from leyden.models.source import ModelSource
+from leyden.process.place import FindPlace, this_machine
 from leyden.rendering.tokenizer import Tokenizer
 
 _CPU_SLOTS, _GPU_SLOTS, _VLLM_REQUESTS = 64, 256, 1024
@@ -39,19 +41,21 @@ VLLM_STREAM_INTERVAL = 8
 
 @asynccontextmanager
 async def running_engine(
-    config: Config,
     folder: Path,
-    model: PreTrainedModel,
-    source: ModelSource,
-    version: int,
-    policy: Policy | None = None,
-    weights: GatheredWeights | None = None,
-) -> AsyncIterator[EngineBackend]:
-    """Run an engine that serves a model, within this context. The embedded one shares the parameters of `model`.
+    policies: Sequence[LocalPolicy],
+    plan: MemoryPlan | None = None,
+    number: int = 0,
+    engines: int = 1,
+    elsewhere: Sequence[FindPlace] = (),
+) -> AsyncIterator[dict[str, EngineBackend]]:
+    """Run an engine, the `number`-th of `engines`, and yield it for each policy that it serves.
 
-    `policy` is what is trained beside it: the engine leaves it memory, and takes its LoRA adapter. `weights` are those
-    of a policy that is trained in other processes: `model` then has no values, and the engine is a process too.
+    Several policies are LoRA adapters over one base, in vLLM. The embedded engine shares the parameters of a policy's
+    model. If a policy is trained in other processes, its model has no values, and the engine is a process too.
+    With places `elsewhere`, each replica has one, where it sees only its own devices.
     """
+    first = policies[0]
+    config, model, source = first.config, first.model, first.source
     device = model_device(model)
     kind, why = choose_engine(config, device)
     if kind == "vllm" and is_sharded(source.folder):
@@ -60,38 +64,39 @@ async def running_engine(
             'folder with `leyden export`, and name that, or set `engine.kind = "torch"`'
         )
     check_tensor_parallel(config.engine.tensor_parallel, model.config.get_text_config())
-    on_gpu = device.type == "cuda"
-    places = place_replicas(config, torch.cuda.device_count() if on_gpu else 0, config.training.devices)
-    slots = _slots(config, kind, device)
+    places = own_devices(config, device) if elsewhere else engine_places(config, device)
+    slots = count_slots(config, kind, device)
     replicas = f" in each of {len(places)} replicas" if len(places) > 1 else ""
-    print_note(f"engine: {kind} ({why}), {slots} requests at once{replicas}, {_precision(model)}")
-    plan: MemoryPlan | None = None
-    if on_gpu and config.engine.url is None and any(TRAINER_DEVICE in place for place in places):
-        plan = _plan(config, model, policy, slots if kind == "torch" else None)
-        print_note(str(plan))
-        if plan.engine_sleeps and len(places) > 1:
-            raise ConfigError(
-                "`engine.replicas`: beside training there is no memory for them on its device, and replicas do not "
-                "sleep: lower `training.batch_tokens`, name other devices in `engine.devices`, or leave it out"
-            )
-    if kind == "vllm" and policy is not None and policy.adapter is not None:
-        policy.adapter.compute_unmerged()
+    served = f" for {', '.join(one.name for one in policies)}" if engines > 1 or len(policies) > 1 else ""
+    print_note(f"engine{served}: {kind} ({why}), {slots} requests at once{replicas}, {_precision(model)}")
+    if plan is not None and plan.engine_sleeps and len(places) > 1:
+        raise ConfigError(
+            "`engine.replicas`: beside training there is no memory for them on its device, and replicas do not "
+            "sleep: lower `training.batch_tokens`, name other devices in `engine.devices`, or leave it out"
+        )
+    for one in policies:
+        if kind == "vllm" and one.policy is not None and one.policy.adapter is not None:
+            one.policy.adapter.compute_unmerged()
     try:
-        if kind == "torch" and len(places) == 1 and weights is None:
+        if kind == "torch" and len(places) == 1 and first.weights is None:
             kv_cache_bytes = None if plan is None else plan.kv_cache
-            with closing(_torch_engine(config, model, source, version, slots, kv_cache_bytes)) as engine:
+            with closing(_torch_engine(config, model, source, first.version, slots, kv_cache_bytes)) as engine:
                 engine.start()
-                yield engine
+                yield {first.name: engine}
             return
         with closing(WeightFiles()) as files:
-            shared = _Shared(config, folder, model, source, version, policy, weights, slots, plan, places, files)
-            start = _torch_process if kind == "torch" else _vllm_backend
-            parts: list[ReplicaPart] = [start(shared, number) for number in range(len(places))]
+            shared = _Shared(folder, policies, slots, plan, number, engines, places, elsewhere, files)
+            start = _torch_process if kind == "torch" else _vllm_backends
+            replicas_of: list[list[ReplicaPart]] = [start(shared, place) for place in range(len(places))]
             weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
-            alone = kind == "vllm" and len(parts) == 1
-            backend = parts[0] if alone else ReplicaBackend(parts, weight_bytes)
-            async with _running(backend, plan if kind == "vllm" else None, device):
-                yield backend
+            alone = kind == "vllm" and len(places) == 1
+            async with AsyncExitStack() as opened:
+                backends: dict[str, EngineBackend] = {}
+                for one, *parts in zip(policies, *replicas_of, strict=True):
+                    backend = parts[0] if alone else ReplicaBackend(parts, weight_bytes)
+                    await opened.enter_async_context(_running(backend, plan if kind == "vllm" else None, device))
+                    backends[one.name] = backend
+                yield backends
     except EngineError as error:
         raise ConfigError(f"`engine`: {error}") from error
 
@@ -127,20 +132,23 @@ def choose_engine(config: Config, device: torch.device) -> tuple[str, str]:
     return "vllm", f"a CUDA device and vLLM {installed.version}"
 
 
-def _slots(config: Config, kind: str, device: torch.device) -> int:
-    """Return how many requests the engine computes at once."""
+def engine_places(config: Config, device: torch.device) -> list[tuple[int, ...]]:
+    """Return the CUDA devices of each replica of an engine; those of several engines are the same."""
+    return place_replicas(config, torch.cuda.device_count() if device.type == "cuda" else 0)
+
+
+def own_devices(config: Config, device: torch.device) -> list[tuple[int, ...]]:
+    """Return devices for each replica that has machines of its own: others than the trainer's."""
+    own = range(TRAINER_DEVICE + 1, TRAINER_DEVICE + 1 + config.engine.tensor_parallel)
+    return [tuple(own) if device.type == "cuda" else ()] * config.engine.replicas
+
+
+def count_slots(config: Config, kind: str, device: torch.device) -> int:
+    """Return how many requests an engine computes at once."""
     if kind == "vllm":
         return config.engine.slots or _VLLM_REQUESTS
     by_device = _CPU_SLOTS if device.type == "cpu" else _GPU_SLOTS
     return 1 if config.deterministic else config.engine.slots or by_device
-
-
-def _plan(config: Config, model: PreTrainedModel, policy: Policy | None, slots: int | None) -> MemoryPlan:
-    """Plan the memory of the model's GPU; with `slots` for the embedded engine."""
-    free, total = torch.cuda.mem_get_info(model.device)
-    others = total - free - torch.cuda.memory_reserved(model.device)
-    reference = policy is not None and policy.has_reference
-    return plan_memory(config, model, total, policy is not None, reference, others, slots)
 
 
 def _torch_engine(
@@ -160,52 +168,99 @@ def _torch_engine(
 class _Shared(Struct, frozen=True):
     """What the replicas of an engine have in common."""
 
-    config: Config
     folder: Path
-    model: PreTrainedModel
-    source: ModelSource
-    version: int
-    policy: Policy | None
-    weights: GatheredWeights | None
+    policies: Sequence[LocalPolicy]
     slots: int
     plan: MemoryPlan | None
+    number: int
+    """Of the engine, among those of the run."""
+    engines: int
     places: Sequence[tuple[int, ...]]
+    elsewhere: Sequence[FindPlace]
     files: WeightFiles
 
+    def environment(self, place: int) -> dict[str, str]:
+        """Return the variables by which a replica sees only its devices; elsewhere it sees no others."""
+        return {} if self.elsewhere else device_variable(self.places[place])
 
-def _torch_process(shared: _Shared, number: int) -> TorchProcess:
+    def find_place(self, place: int) -> FindPlace:
+        """Return what finds the place of a replica."""
+        return self.elsewhere[place] if self.elsewhere else this_machine
+
+
+def _torch_process(shared: _Shared, place: int) -> list[ReplicaPart]:
+    (one,) = shared.policies
     options = EngineProcessOptions(
-        model=str(shared.source.folder),
-        dtype=_precision(shared.model),
+        model=str(one.source.folder),
+        dtype=_precision(one.model),
         slots=shared.slots,
-        replicas=len(shared.places),
-        tokenizer=Tokenizer.load(shared.source.folder).control_json,
+        replicas=len(shared.places) * shared.engines,
+        tokenizer=Tokenizer.load(one.source.folder).control_json,
     )
-    return TorchProcess(
+    process = TorchProcess(
         options,
-        device_variable(shared.places[number]),
+        shared.environment(place),
         shared.files,
-        shared.folder / f"engine-{number}.log",
-        shared.model.named_parameters if shared.weights is None else shared.weights.tensors,
-        shared.version,
+        shared.folder / f"engine-{place}.log",
+        one.model.named_parameters if one.weights is None else one.weights.tensors,
+        one.version,
+        shared.find_place(place),
     )
+    return [process]
 
 
-def _vllm_backend(shared: _Shared, number: int) -> VllmBackend:
-    config, plan, devices = shared.config, shared.plan, shared.places[number]
-    share = config.engine.memory or (_OWN_DEVICE_SHARE if devices else _VLLM_CPU_SHARE)
-    if plan is not None and TRAINER_DEVICE in devices:
-        share = plan.engine_share / sum(TRAINER_DEVICE in place for place in shared.places)
-    # On a CPU vLLM takes this for a share of the machine's memory.
-    memory = ("--gpu-memory-utilization", f"{share:.3f}")
-    batched = ("--max-num-seqs", str(shared.slots), "--stream-interval", str(VLLM_STREAM_INTERVAL))
-    width = config.engine.tensor_parallel
-    divided = ("--tensor-parallel-size", str(width)) if width > 1 else ()
-    tensors, adapter = _vllm_weights(shared)
-    lora = config.training.lora
-    if adapter is not None and width > 1:
+def _vllm_backends(shared: _Shared, place: int) -> list[ReplicaPart]:
+    """Return a vLLM server, as a part of the engine of each policy."""
+    first, plan, devices = shared.policies[0], shared.plan, shared.places[place]
+    config, width = first.config, first.config.engine.tensor_parallel
+    base, adapters = _vllm_weights(shared.policies)
+    if adapters and width > 1:
         raise ConfigError("`engine.tensor_parallel` cannot be combined with `training.lora`: set `engine.replicas`")
-    transfer: Transfer = "ipc" if plan is not None and devices == (TRAINER_DEVICE,) else "files"
+    ranks = [one.config.training.lora.rank for one in shared.policies if one.config.training.lora is not None]
+    text = first.model.config.get_text_config()
+    options = VllmOptions(
+        model=first.source.folder,
+        python=_vllm_python(config),
+        transfer=_transfer(config, devices, plan),
+        dtype=_precision(first.model),
+        arguments=(
+            # On a CPU vLLM takes this for a share of the machine's memory.
+            *("--gpu-memory-utilization", f"{_memory_share(shared, devices):.3f}"),
+            *("--max-num-seqs", str(shared.slots), "--stream-interval", str(VLLM_STREAM_INTERVAL)),
+            *(("--tensor-parallel-size", str(width)) if width > 1 else ()),
+            *(adapter_arguments(max(ranks), len(adapters)) if adapters else ()),
+            *config.engine.vllm_arguments,
+        ),
+        environment=shared.environment(place),
+    )
+    settings: dict[str, Any] = {
+        "files": shared.files,
+        "find_place": shared.find_place(place),
+        "context_length": int(text.max_position_embeddings),
+        "vocab_size": int(text.vocab_size),
+        "concurrency": shared.slots,
+        "tokenizer": Tokenizer.load(first.source.folder).control_json,
+        "seeded": config.deterministic,
+        "url": config.engine.url,
+        "sleeps_while_training": plan is not None and plan.engine_sleeps,
+    }
+    log = shared.folder / ("vllm.log" if len(shared.places) == 1 else f"vllm-{place}.log")
+    if not adapters:
+        return [VllmBackend(options, log, base, version=first.version, **settings)]
+    server = AdapterServer(options, log, base, adapters, **settings)
+    return [AdapterBackend(server, one.name) for one in shared.policies]
+
+
+def _memory_share(shared: _Shared, devices: Sequence[int]) -> float:
+    """Return the part of each device that vLLM takes; engines, and replicas on the trainer's device, divide it."""
+    if shared.plan is not None and TRAINER_DEVICE in devices:
+        return shared.plan.engine_share(shared.number) / sum(TRAINER_DEVICE in place for place in shared.places)
+    share = shared.policies[0].config.engine.memory or (_OWN_DEVICE_SHARE if devices else _VLLM_CPU_SHARE)
+    return share / shared.engines
+
+
+def _transfer(config: Config, devices: Sequence[int], plan: MemoryPlan | None) -> Transfer:
+    """Return how weights arrive at vLLM."""
     if config.engine.transfer == "nccl":
         beside = TRAINER_DEVICE in devices or not devices
         if beside or config.training.devices > 1 or find_spec("vllm") is None:
@@ -213,45 +268,25 @@ def _vllm_backend(shared: _Shared, number: int) -> VllmBackend:
                 "`engine.transfer`: NCCL is for engines on other CUDA devices than the only one that trains, and needs "
                 "vLLM in the trainer's environment: leave it out, or name the devices in `engine.devices`"
             )
-        transfer = "nccl"
-    text = shared.model.config.get_text_config()
-    return VllmBackend(
-        VllmOptions(
-            model=shared.source.folder,
-            python=_vllm_python(config),
-            transfer=transfer,
-            dtype=_precision(shared.model),
-            arguments=(
-                *memory,
-                *batched,
-                *divided,
-                *(adapter_arguments(lora.rank) if adapter is not None and lora is not None else ()),
-                *config.engine.vllm_arguments,
-            ),
-            environment=device_variable(devices),
-        ),
-        shared.folder / ("vllm.log" if len(shared.places) == 1 else f"vllm-{number}.log"),
-        tensors,
-        adapter=adapter,
-        context_length=int(text.max_position_embeddings),
-        vocab_size=int(text.vocab_size),
-        concurrency=shared.slots,
-        tokenizer=Tokenizer.load(shared.source.folder).control_json,
-        version=shared.version,
-        seeded=config.deterministic,
-        url=config.engine.url,
-        sleeps_while_training=plan is not None and plan.engine_sleeps,
-        files=shared.files,
-    )
+        return "nccl"
+    return "ipc" if plan is not None and tuple(devices) == (TRAINER_DEVICE,) else "files"
 
 
-def _vllm_weights(shared: _Shared) -> tuple[Weights, Adapter | None]:
-    """Return the weights that vLLM starts with, and the LoRA adapter beside them."""
-    if (weights := shared.weights) is not None:
-        return (weights.tensors, None) if shared.config.training.lora is None else (weights.base, weights.adapter)
-    if shared.policy is None or shared.policy.adapter is None:
-        return shared.model.named_parameters, None
-    return shared.policy.adapter.base_tensors, shared.policy.adapter.weights
+def _vllm_weights(policies: Sequence[LocalPolicy]) -> tuple[Weights, dict[str, tuple[Adapter, int]]]:
+    """Return the weights that vLLM starts with, and the LoRA adapters beside them, with their versions, by policy."""
+    first = policies[0]
+    if (gathered := first.weights) is not None:
+        if first.config.training.lora is None:
+            return gathered.tensors, {}
+        return gathered.base, {first.name: (gathered.adapter, first.version)}
+    adapters: dict[str, tuple[Adapter, int]] = {}
+    base: Weights = first.model.named_parameters
+    for one in policies:
+        if one.policy is not None and one.policy.adapter is not None:
+            base, adapters[one.name] = one.policy.adapter.base_tensors, (one.policy.adapter.weights, one.version)
+        elif one.adapter is not None:
+            adapters[one.name] = one.adapter, one.version
+    return base, adapters
 
 
 def _precision(model: PreTrainedModel) -> str:

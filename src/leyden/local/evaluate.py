@@ -9,6 +9,7 @@ from msgspec import Struct
 from leyden.config import Config, ConfigError
 from leyden.local.notes import stderr_console
 from leyden.local.policies import load_policies
+from leyden.local.readable import Readable
 from leyden.local.stack import local_stack
 from leyden.orchestrator.report.progress_line import ProgressLine
 from leyden.orchestrator.rollouts.collector import RolloutCollector
@@ -18,7 +19,7 @@ from leyden.runs.run_checkpoints import known_runs, with_model
 from leyden.runs.run_folder import RunFolder
 
 
-class EvaluatedModel(Struct, frozen=True):
+class EvaluatedModel(Readable, Struct, frozen=True):
     """The result of `leyden.evaluate`."""
 
     run: str
@@ -36,6 +37,13 @@ class EvaluatedModel(Struct, frozen=True):
     """By k, the share of tasks that at least one of k rollouts solves; empty with one rollout per task."""
 
 
+def _as_name(model: str, home: Path) -> str:
+    """Return the name of a model, or the path of its folder, as the end of a run's name; within `home` from there."""
+    path = Path(model)
+    inside = str(path.relative_to(home.absolute())) if path.is_relative_to(home.absolute()) else model
+    return re.sub(r"[^A-Za-z0-9.]+", "-", inside).strip("-.")[-60:]
+
+
 async def evaluate_model(config: Config, model: str | None = None, tasks: str | None = None) -> EvaluatedModel:
     """Run the agent on every held-out task (or every task of a file) with a model (default: the configuration's).
 
@@ -49,8 +57,7 @@ async def evaluate_model(config: Config, model: str | None = None, tasks: str | 
     loaded = (
         load_policies(config) if model is None else load_policies(with_model(config, model, home), known_runs(home))
     )
-    of_model = f"-{re.sub(r'[^A-Za-z0-9.]+', '-', model).strip('-.')[-60:]}" if model is not None else ""
-    folder = RunFolder.renewed(config, f"eval{of_model}")
+    folder = RunFolder.renewed(config, "eval" if model is None else f"eval-{_as_name(model, home)}")
     run = folder.path.name
     with folder.acquire(config):
         async with local_stack(config, folder.path, loaded, run) as stack:

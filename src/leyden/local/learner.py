@@ -1,5 +1,6 @@
 """Loads the policies of a run and opens their learner: in this process, or on several devices with a process each."""
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -10,15 +11,19 @@ from msgspec.structs import replace
 
 from leyden.config import Config, ConfigError, policy_configs
 from leyden.learner.checkpoint import Checkpoints
-from leyden.learner.loading import compute_dtype, device, empty_model, load_model, read_model_config
+from leyden.learner.earlier import EarlierAdapter, EarlierModel, EarlierPolicy
+from leyden.learner.loading import compute_dtype, device, empty_model, load_model, read_model_config, refuse_experts
 from leyden.learner.local import LocalLearner, TrainedPolicy
+from leyden.learner.memory import check_memory
 from leyden.learner.objective import objective_of
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import Learner, TrainerState
+from leyden.learner.ranks.launch import launch_of
 from leyden.learner.ranks.learner import RankedLearner
 from leyden.learner.ranks.messages import RankSetup
-from leyden.learner.ranks.processes import RankProcesses
+from leyden.learner.ranks.processes import RankPlaces, RankProcesses
 from leyden.local.engine import choose_engine
+from leyden.local.memory_plan import PlannedPolicy, plan_training
 from leyden.local.notes import print_note
 from leyden.local.policies import LocalPolicy, load_policy
 from leyden.models.source import ModelSource, find_model
@@ -38,30 +43,58 @@ class OpenedLearner(Struct, frozen=True):
 
 
 async def open_learner(
-    opened: AsyncExitStack, config: Config, algorithms: Mapping[str, Algorithm], run: Path
+    opened: AsyncExitStack,
+    config: Config,
+    algorithms: Mapping[str, Algorithm],
+    run: Path,
+    elsewhere: RankPlaces | None = None,
 ) -> OpenedLearner:
-    """Open the learner of a run in a folder, restored from the newest checkpoint; `algorithms` are by policy."""
-    if config.training.devices > 1:
-        return await _open_ranks(opened, config, algorithms, run)
+    """Open the learner of a run in a folder, restored from the newest checkpoint; `algorithms` are by policy.
+
+    With places `elsewhere`, one device is a rank as well.
+    """
+    if config.training.devices > 1 or elsewhere is not None:
+        return await _open_ranks(opened, config, algorithms, run, elsewhere)
     drop_unfinished_steps(run, list(algorithms))
     loaded: list[LocalPolicy] = []
     trained: dict[str, TrainedPolicy] = {}
-    for name, own in policy_configs(config).items():
+    earlier = {name: one.of for name, one in config.policies.items() if one.of is not None}
+    configs = policy_configs(config)
+    for name, own in configs.items():
+        if name in earlier:
+            continue
         if name not in algorithms:
             loaded.append(load_policy(own))
             continue
         algorithm, source = algorithms[name], find_model(own.model, own.base)
         torch.manual_seed(own.seed)  # LoRA matrices and a critic begin at random
-        model = load_model(source, own.engine.dtype, True, own.training.lora, algorithm.reference)
-        policy = Policy(model, own.training, algorithm.critic, algorithm.reference)
+        model = load_model(source, own.engine.dtype, own.training, algorithm.reference)
+        alike = [one.policy for one in loaded if one.source == source and one.policy is not None and one.policy.adapter]
+        beside = alike[0] if alike else None
+        policy = Policy(model, own.training, algorithm.critic, algorithm.reference, beside=beside)
         _note_rows(source, policy.no_trees_reason)
         loaded.append(LocalPolicy(own, source, model, policy=policy))
         trained[name] = TrainedPolicy(policy, objective_of(own), _checkpoints(own, source, run))
-    learner = opened.enter_context(LocalLearner(trained))
+    opponents: dict[str, EarlierPolicy] = {}
+    for name, of in earlier.items():
+        player = next(one for one in loaded if one.name == of)
+        opponent, opponents[name] = _earlier(configs[name], player, trained[of])
+        loaded.append(opponent)
+    learner = opened.enter_context(LocalLearner(trained, opponents))
     states = {name: await learner.restore(name) for name in trained}
     versions = {name: state.version for name, state in states.items()}
     served = [replace(one, version=versions.get(one.name, 0)) for one in loaded]
     return OpenedLearner(learner, states, served)
+
+
+def _earlier(config: Config, player: LocalPolicy, trained: TrainedPolicy) -> tuple[LocalPolicy, EarlierPolicy]:
+    """Return a policy that plays earlier versions of another: an adapter over its base if vLLM serves that."""
+    kind, _ = choose_engine(config, device())
+    if kind == "vllm" and trained.policy.adapter is not None:
+        adapter = EarlierAdapter(trained.policy.adapter, trained.checkpoints)
+        return LocalPolicy(config, player.source, player.model, adapter=adapter.adapter), adapter
+    loaded = load_policy(config)
+    return loaded, EarlierModel(loaded.model, trained.checkpoints)
 
 
 def _checkpoints(config: Config, source: ModelSource, run: Path) -> Checkpoints:
@@ -69,25 +102,41 @@ def _checkpoints(config: Config, source: ModelSource, run: Path) -> Checkpoints:
 
 
 async def _open_ranks(
-    opened: AsyncExitStack, config: Config, algorithms: Mapping[str, Algorithm], run: Path
+    opened: AsyncExitStack,
+    config: Config,
+    algorithms: Mapping[str, Algorithm],
+    run: Path,
+    elsewhere: RankPlaces | None,
 ) -> OpenedLearner:
-    if config.policies:
-        raise ConfigError("`training.devices` trains one policy, and there are `policies`: leave one of them out")
     algorithm, source = algorithms[config.policy], find_model(config.model, config.base)
     devices, dtype = config.training.devices, compute_dtype(config.engine.dtype)
     _check_adapters(config, dtype)
-    if torch.cuda.is_available():
-        check_devices(devices, torch.cuda.device_count())
-    ranks = await opened.enter_async_context(RankProcesses(devices, run, config.training.device_timeout_s))
+    model = empty_model(read_model_config(source.folder), getattr(torch, dtype))
+    refuse_experts(source.name, model.config)
+    if elsewhere is None:
+        if torch.cuda.is_available():
+            check_devices(devices, torch.cuda.device_count())
+            free, total = min(torch.cuda.mem_get_info(number) for number in range(devices))
+            plan = plan_training([PlannedPolicy(config, model, True, algorithm.reference)], total, total - free)
+            print_note(f"{plan} on each device that trains")
+        check_memory(source.name, model, dtype, config.training, algorithm.reference, device())
+    ranks = await opened.enter_async_context(_ranks(config, run, elsewhere))
     setup = RankSetup(config, source, dtype, algorithm.critic, algorithm.reference)
     learner = RankedLearner(ranks, setup, _checkpoints(config, source, run))
-    print_note(f"training on {devices} devices, with a process each ({run / 'rank-0.log'})")
+    where = "" if elsewhere is None else " of the cluster"
+    print_note(f"training on {devices} devices{where}, with a process each ({run / 'rank-0.log'})")
     _note_rows(source, await learner.start())
     state = await learner.restore(config.policy)
-    model = empty_model(read_model_config(source.folder), getattr(torch, dtype))
     weights = learner.weights(config.policy)
     served = LocalPolicy(config, source, model, state.version, weights=weights)
     return OpenedLearner(learner, {config.policy: state}, [served], parts=(ranks,))
+
+
+def _ranks(config: Config, run: Path, elsewhere: RankPlaces | None) -> RankProcesses:
+    devices, timeout_s, launch = config.training.devices, config.training.device_timeout_s, launch_of(os.environ)
+    if launch is not None and elsewhere is not None:
+        raise ConfigError("--ray starts the ranks, and so does `torchrun`: leave out one of them")
+    return RankProcesses(devices, run, timeout_s, launch, elsewhere)
 
 
 def check_devices(wanted: int, available: int) -> None:

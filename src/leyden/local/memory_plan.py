@@ -1,14 +1,16 @@
-"""Divides the memory of one GPU between the trainer and the engine.
+"""Divides the memory of one GPU between the trainer and the engines, or plans that of GPUs that only train.
 
 The plan is computed and printed before anything starts; a plan that cannot work raises a one-line `ConfigError`.
 """
+
+from collections.abc import Sequence
 
 import torch
 from msgspec import Struct
 from transformers import PreTrainedModel
 
 from leyden.config import Config, ConfigError
-from leyden.learner.loading import memory_for_training
+from leyden.learner.memory import memory_for_training
 
 _GIB = 2**30
 _LOGITS_BYTES = 4 * _GIB
@@ -25,6 +27,33 @@ _ASLEEP_BYTES = 3 * _GIB
 """What a sleeping vLLM keeps beyond the reserve, such as its CUDA graphs."""
 
 
+class PlannedPolicy(Struct, frozen=True):
+    """A policy that takes memory."""
+
+    config: Config
+    model: PreTrainedModel
+    training: bool = False
+    reference: bool = False
+    """Whether it keeps the model that training started with."""
+    shares_base: bool = False
+    """Whether the weights that its adapters are over are those of another policy, which counts them."""
+
+    @property
+    def weights(self) -> int:
+        """The bytes of its model."""
+        return sum(parameter.nbytes for parameter in self.model.parameters())
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """The bytes that it always has on the device, and those on the host."""
+        if not self.training:
+            return self.weights * (not self.shares_base), 0
+        dtype, training = str(self.model.dtype).removeprefix("torch."), self.config.training
+        needed = memory_for_training(self.model, dtype, training, self.reference)
+        host = needed.host if training.offload == "optimiser" else 0
+        return needed.device - self.weights * self.shares_base, host
+
+
 class MemoryPlan(Struct, frozen=True):
     """Bytes of one GPU, by use."""
 
@@ -33,88 +62,132 @@ class MemoryPlan(Struct, frozen=True):
     """Weights, master weights, gradients, optimiser state."""
     activations: int
     engine: int
-    """Weights and KV cache of the engine."""
-    kv_cache: int
-    """The part of the engine's that is its KV cache."""
+    """Weights and KV caches of all engines."""
+    weights: tuple[int, ...]
+    """Of each engine."""
     others: int = 0
     """In use by other processes."""
     engine_sleeps: bool = False
     """Whether the engine must free its memory while the policy is trained."""
+    host: int = 0
+    """Of the host, for what training does not keep on the GPU."""
 
     @property
-    def engine_share(self) -> float:
-        """The engine's part of the device."""
-        return self.engine / self.device
+    def kv_cache(self) -> int:
+        """The bytes of an engine's KV cache; engines have equal ones."""
+        return (self.engine - sum(self.weights)) // len(self.weights)
+
+    def engine_share(self, number: int = 0) -> float:
+        """Return the part of the device that an engine has."""
+        return (self.weights[number] + self.kv_cache) / self.device
 
     @property
     def trainer_share(self) -> float:
-        """The part of the device that the trainer may take beside an engine in another process."""
+        """The part of the device that the trainer may take beside engines in other processes."""
         beside = _ASLEEP_BYTES if self.engine_sleeps else self.engine
         return (self.device - beside - self.others - _RESERVE_BYTES) / self.device
 
     def __str__(self) -> str:
-        engine = "engine (asleep during training)" if self.engine_sleeps else "engine"
-        parts = {"training": self.training, "activations": self.activations, engine: self.engine}
+        engine = "engine" if len(self.weights) == 1 else f"{len(self.weights)} engines"
+        engine += " (asleep during training)" if self.engine_sleeps else ""
+        parts = {"training": self.training, "activations": self.activations}
+        if self.engine:
+            parts[engine] = self.engine
         parts["reserve"] = _RESERVE_BYTES
         if self.others:
             parts["other processes"] = self.others
         listed = ", ".join(f"{name} {size / _GIB:.1f}" for name, size in parts.items())
-        return f"memory: {listed} of {self.device / _GIB:.0f} GiB"
+        host = f"; {self.host / _GIB:.1f} in host memory" if self.host else ""
+        return f"memory: {listed} of {self.device / _GIB:.0f} GiB{host}"
 
 
 def plan_memory(
-    config: Config,
-    model: PreTrainedModel,
-    device: int,
-    training: bool,
-    reference: bool,
-    others: int = 0,
-    slots: int | None = None,
+    engines: Sequence[Sequence[PlannedPolicy]], device: int, others: int = 0, slots: int | None = None
 ) -> MemoryPlan:
-    """Divide a device of so many bytes, of which other processes use some.
+    """Divide a device of so many bytes, of which other processes use some, for the policies of each engine.
 
-    vLLM sleeps during training if it would have too little memory beside it, or less than `engine.memory`; not beside
-    agents that go on (`training.max_staleness`). With `slots`, the engine is the embedded one with so many requests,
-    which cannot sleep.
+    Policies are trained one after the other, so they have the same room for activations. vLLM sleeps during training if
+    it would have too little memory beside it, or less than `engine.memory`; not beside agents that go on
+    (`training.max_staleness`), nor if there are several policies, whose turns would put it to sleep again and again.
+    With `slots`, each engine is an embedded one with so many requests, which cannot sleep.
     Raises `ConfigError` if it does not fit.
     """
-    if others < _CONTEXT_BYTES:  # what this process has outside of torch's allocator counts as another's
-        others = 0
-    text = model.config.get_text_config()
-    weights = sum(parameter.nbytes for parameter in model.parameters())
-    needed, activations = weights, 0
-    if training:
-        dtype = str(model.dtype).removeprefix("torch.")
-        needed = memory_for_training(model, dtype, config.training.lora, reference)
-        activations = _activation_bytes(model, config) + _LOGITS_BYTES
+    others = _of_others(others)
+    policies = [policy for engine in engines for policy in engine]
+    config, trained = policies[0].config, [policy for policy in policies if policy.training]
+    needed, activations, host = _needs(policies)
+    weights = tuple(engine[0].weights for engine in engines)
     free = device - others - needed - _RESERVE_BYTES
     beside, alone = free - activations, free if activations + _ASLEEP_BYTES <= free else 0
     used = f"other processes use {others / _GIB:.1f}, " if others else ""
     used = f"of {device / _GIB:.0f} GiB {used}training takes {(needed + activations) / _GIB:.1f}"
-    kv_token = _kv_bytes(model)
-    least = weights + kv_token * (text.max_position_embeddings if slots is None else slots * _MIN_SLOT_TOKENS)
-    share = config.engine.memory
-    sleeps = slots is None and beside < max(least, int((share or _MIN_ENGINE_SHARE) * device)) and alone > beside
+    least = sum(_least_bytes(engine[0].model, size, slots) for engine, size in zip(engines, weights, strict=True))
+    share, several = config.engine.memory, len(policies) > 1
+    may_sleep = slots is None and not several and alone > beside
+    sleeps = may_sleep and beside < max(least, int((share or _MIN_ENGINE_SHARE) * device))
     left = alone if sleeps else beside
-    engine = min(left, int((share or _MAX_ENGINE_SHARE) * device))
-    if share is not None and engine < int(share * device):
+    engine_bytes = min(left, int((share or _MAX_ENGINE_SHARE) * device))
+    its_engine = "the engine" if len(engines) == 1 else f"{len(engines)} engines"
+    if share is not None and engine_bytes < int(share * device):
         raise ConfigError(
-            f"`engine.memory`: {used}, which leaves a share of {max(left, 0) / device:.2f} for the engine: "
+            f"`engine.memory`: {used}, which leaves a share of {max(left, 0) / device:.2f} for {its_engine}: "
             "set it to that at most, or leave it out"
         )
     if left < least:
+        ways = [_savings(config)]
+        if len(engines) > 1:
+            ways.append("name one `model` for all `policies`, with `lora`, so that one vLLM serves them")
+        ways.append('take `engine.kind = "torch"`' if slots is None else "lower `engine.slots`")
         raise ConfigError(
-            f"`model`: {used} and the engine at least {least / _GIB:.1f}: "
-            "lower `training.batch_tokens`, set `training.gradient_checkpointing = true` or `training.lora`, "
-            + ('take `engine.kind = "torch"`' if slots is None else "lower `engine.slots`")
-            + ", or a smaller model"
+            f"`model`: {used} and {its_engine} at least {least / _GIB:.1f}: {', '.join(ways)}, or a smaller model"
         )
-    if sleeps and training and config.training.max_staleness:
+    beside_agents = {"early_gradient": config.training.early_gradient, "max_staleness": config.training.max_staleness}
+    for key in (key for key, is_set in beside_agents.items() if is_set and sleeps and trained):
         raise ConfigError(
-            f"`training.max_staleness`: {used}, so the engine must sleep while weights are trained, and agents "
-            "cannot go on: set it to 0, or lower `engine.memory` or `training.batch_tokens`"
+            f"`training.{key}`: {used}, so the engine must sleep while weights are trained, and agents "
+            "cannot go on: leave it out, or lower `engine.memory` or `training.batch_tokens`"
         )
-    return MemoryPlan(device, needed, activations, engine, engine - weights, others, sleeps)
+    return MemoryPlan(device, needed, activations, engine_bytes, weights, others, sleeps, host)
+
+
+def plan_training(policies: Sequence[PlannedPolicy], device: int, others: int = 0) -> MemoryPlan:
+    """Plan each of the devices that train while engines have others. Raises `ConfigError` if it does not fit.
+
+    A device has so many bytes, of which other processes use some.
+    """
+    others, config = _of_others(others), policies[0].config
+    needed, activations, host = _needs(policies)
+    if needed + activations + others + _RESERVE_BYTES > device:
+        used = f"other processes use {others / _GIB:.1f}, " if others else ""
+        raise ConfigError(
+            f"`model`: of {device / _GIB:.0f} GiB {used}training takes {(needed + activations) / _GIB:.1f} on each of "
+            f"{config.training.devices} devices: {_savings(config)}, raise `training.devices`, or take a smaller model"
+        )
+    return MemoryPlan(device, needed, activations, 0, (), others, host=host)
+
+
+def _of_others(measured: int) -> int:
+    """Return what other processes use: what this process has outside of torch's allocator is measured too."""
+    return 0 if measured < _CONTEXT_BYTES else measured
+
+
+def _needs(policies: Sequence[PlannedPolicy]) -> tuple[int, int, int]:
+    """Return the bytes of weights and optimisers on a device, of activations, and of optimisers on the host."""
+    held = [policy.held for policy in policies]
+    activations = [_activation_bytes(one.model, one.config) + _LOGITS_BYTES for one in policies if one.training]
+    return sum(on_device for on_device, _ in held), max(activations, default=0), sum(on_host for _, on_host in held)
+
+
+def _savings(config: Config) -> str:
+    """Return which keys make training take less memory."""
+    offload = '`training.offload = "optimiser"` or ' if config.training.devices == 1 else ""
+    return f"lower `training.batch_tokens`, set `training.gradient_checkpointing = true`, {offload}`training.lora`"
+
+
+def _least_bytes(model: PreTrainedModel, weights: int, slots: int | None) -> int:
+    """Return the bytes that an engine needs at least: its weights, and the keys and values of some tokens."""
+    context = int(model.config.get_text_config().max_position_embeddings)
+    return weights + _kv_bytes(model) * (context if slots is None else slots * _MIN_SLOT_TOKENS)
 
 
 def _activation_bytes(model: PreTrainedModel, config: Config) -> int:

@@ -10,12 +10,12 @@ TRAINER_DEVICE = 0
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
-def place_replicas(config: Config, devices: int, trainer_devices: int = 1) -> list[tuple[int, ...]]:
+def place_replicas(config: Config, devices: int) -> list[tuple[int, ...]]:
     """Return the devices of each replica, on a machine with so many; none without CUDA.
 
     Raises `ConfigError` if there are too few.
     """
-    engine = config.engine
+    engine, trainer_devices = config.engine, config.training.devices
     if not devices:
         return [()] * engine.replicas
     needed = engine.replicas * engine.tensor_parallel

@@ -1,5 +1,6 @@
 """Checks what a user wrote before torch is imported, which takes seconds, and prints the first line of a run."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -11,7 +12,7 @@ from leyden.orchestrator.rollouts.tasks import read_task_file, read_tasks
 from leyden.rl.registry import KINDS, UnknownAlgorithm, check_name
 from leyden.server.http.address import bind_port
 from leyden.server.options import ServeError
-from leyden.user_code.loading import AgentKind, LoadError, check_reference, kind_of, read_command
+from leyden.user_code.loading import AgentKind, LoadError, check_reference, kind_of, missing_packages, read_command
 
 ResumeCheck = Callable[[Config], None]
 
@@ -71,6 +72,9 @@ def _check_code(key: str, reference: str, config: Config) -> None:
             read_command(reference, config.base)
         elif kind is AgentKind.PYTHON:
             check_reference(reference, config.base)
+            missing = missing_packages(reference, config.base) if config.workers.processes != 0 else ()
+            for package in missing:
+                print_note(f"`{key}`: {reference} imports {package}, which is not installed for {sys.executable}")
     except LoadError as error:
         raise ConfigError(f"`{key}`: {error}") from error
 

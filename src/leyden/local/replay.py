@@ -16,13 +16,14 @@ from msgspec.structs import replace
 from transformers import AutoConfig
 
 from leyden.api.client import Remote
-from leyden.api.wire import GroupSpec, RunSpec
+from leyden.api.wire import GroupSpec, LeaseRequest, RunSpec
 from leyden.config import Config, ConfigError, policy_configs
 from leyden.config.schema import ServerConfig
 from leyden.engine.protocol import ServedEngine, SocketAddress
 from leyden.engine.remote import refuse_all
 from leyden.episodes import Episode
-from leyden.local.policies import load_policies, running_engines, served_policy
+from leyden.local.engines import running_engines
+from leyden.local.policies import load_policies, served_policy
 from leyden.local.readable import Readable
 from leyden.local.replaying import compare
 from leyden.local.stack import SupervisedPart, run_settings, run_with, server_and_worker
@@ -34,7 +35,6 @@ from leyden.runs.run_folder import RunFolder
 from leyden.runs.run_names import STORE_NAME
 from leyden.server.options import ServedPolicy
 from leyden.store.store import Store
-from leyden.store.write.queue import LeaseQuery
 
 _NO_ANSWER = "the record has no answer to this call, and there is no model: --model NAME goes on with one"
 
@@ -120,7 +120,7 @@ async def _copy(config: Config, recorded: Episode, store: Path, run: str) -> str
     try:
         await opened.create_run(RunSpec(run, run_settings(config), msgspec.to_builtins(config)))
         await opened.enqueue(run, _group("record", recorded))
-        [leased] = await opened.lease(LeaseQuery("record", 1, run, None))
+        [leased] = await opened.lease(LeaseRequest("record", run=run))
         await opened.record_calls(run, leased.attempt.id, [replace(call, origin=None) for call in recorded.calls])
         await opened.cancel_group(run, "record")
     finally:

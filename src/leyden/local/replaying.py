@@ -8,7 +8,7 @@ from msgspec import Struct
 from leyden.api.wire import GroupSpec
 from leyden.episodes import Episode
 from leyden.orchestrator.rollouts.collector import RolloutCollector
-from leyden.records import CallStatus, Origin, Purpose
+from leyden.records import Origin, Purpose
 
 _NOT_ASKED = "the agent ended before it asked again"
 
@@ -45,7 +45,7 @@ def compare(pairs: Iterable[tuple[Episode, Episode]]) -> ReplayReport:
     """Compare recorded rollouts with what replayed them."""
     prefixes, exact, differences = 0, 0, Counter[str]()
     for recorded, replayed in pairs:
-        answered = sum(call.status is CallStatus.OK for call in recorded.calls)
+        answered = sum(map(recorded.stands, recorded.calls))
         repeated = sum(call.origin is not None for call in replayed.calls)
         prefixes, exact = prefixes + answered, exact + repeated
         if repeated < answered:

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from leyden.config import Config, EngineConfig, trained_policies
 from leyden.learner.loading import check_tokenizer, load_model
-from leyden.local.policies import LocalPolicy, running_engines, served_policy
+from leyden.local.engines import running_engines
+from leyden.local.policies import LocalPolicy, served_policy
 from leyden.local.server_process import LocalServer
 from leyden.local.stack import run_with
 from leyden.models.source import ModelSource, find_model
@@ -65,7 +66,7 @@ async def serve_model(
     policies = []
     for one in found:
         check_tokenizer(one.source)
-        loaded = load_model(one.source, one.config.engine.dtype, training=False)
+        loaded = load_model(one.source, one.config.engine.dtype)
         policies.append(LocalPolicy(replace(one.config, policy=one.name), one.source, loaded))
     names = ", ".join(one.name for one in found)
     title = found[0].name if len(found) == 1 else Path(model).name

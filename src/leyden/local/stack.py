@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -16,22 +16,29 @@ from msgspec.structs import replace
 
 from leyden.api.client import Remote, RetryingRemote, RetryLimits, read_key
 from leyden.api.wire import MAX_KEY_TTL_S, KeySpec, RunSpec
+from leyden.background import start_background
 from leyden.client.isolation.running import choose_mode
 from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.worker import isolation_request
 from leyden.config import Config
 from leyden.config.policies import policy_routes, role_routes
+from leyden.config.schema import ServerConfig
 from leyden.engine.protocol import EngineBackend, ServedEngine
 from leyden.learner.loading import model_device
+from leyden.local.engines import running_engines
 from leyden.local.notes import print_note, stderr_console
-from leyden.local.policies import LocalPolicy, running_engines, served_policy
+from leyden.local.policies import LocalPolicy, served_policy
 from leyden.local.server_process import LocalServer
 from leyden.local.worker_process import LocalWorker, worker_options
+from leyden.orchestrator.disk_room import watch_room
 from leyden.orchestrator.report.progress_line import ProgressLine
 from leyden.process.resources import usable_cores
 from leyden.records import RunSettings, Sampling
 from leyden.server.control.keys import write_private
 from leyden.server.options import ServedPolicy, ServeOptions, ServerProcessOptions
+
+if TYPE_CHECKING:
+    from leyden.local.cluster import RayCluster
 
 T = TypeVar("T")
 _TRAINER_RETRIES = RetryLimits(timeout_s=None, max_backoff_s=2.0, silent_failures=5, max_errors=30)
@@ -69,7 +76,7 @@ class LocalStack(Struct, frozen=True):
     engines: Mapping[str, EngineBackend]
     """By policy."""
     server: LocalServer
-    worker: LocalWorker | None
+    worker: SupervisedPart | None
     """None if `workers.processes` is 0."""
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -80,14 +87,16 @@ class LocalStack(Struct, frozen=True):
 
 @asynccontextmanager
 async def local_stack(
-    config: Config, folder: Path, policies: Sequence[LocalPolicy], run: str
+    config: Config, folder: Path, policies: Sequence[LocalPolicy], run: str, cluster: "RayCluster | None" = None
 ) -> AsyncIterator[LocalStack]:
-    """Serve policies to the agents of a run, within this context."""
+    """Serve policies to the agents of a run, within this context; engines and workers may be on a cluster."""
     park = run if any(one.is_trained for one in policies) else None
-    async with running_engines(folder, policies) as engines:
+    elsewhere = () if cluster is None else [one.find for one in cluster.engines]
+    async with running_engines(folder, policies, elsewhere) as engines:
         served = [served_policy(one, engines[one.name]) for one in policies]
         on_gpu = model_device(policies[0].model).type == "cuda"
-        async with server_and_worker(config, folder, served, engines, run, park, on_gpu) as (remote, server, worker):
+        started = server_and_worker(config, folder, served, engines, run, park, on_gpu, cluster)
+        async with started as (remote, server, worker):
             yield LocalStack(remote, engines, server, worker)
 
 
@@ -100,11 +109,18 @@ async def server_and_worker(
     run: str,
     park: str | None = None,
     on_gpu: bool = False,
-) -> AsyncIterator[tuple[Remote, LocalServer, LocalWorker | None]]:
-    """Run the server and the worker of a run whose engines run, within this context; yield a client with them."""
+    cluster: "RayCluster | None" = None,
+) -> AsyncIterator[tuple[Remote, LocalServer, SupervisedPart | None]]:
+    """Run the server and the worker of a run whose engines run, within this context; yield a client with them.
+
+    On a cluster there are several workers, and the server listens at the address that its nodes reach.
+    """
+    if cluster is not None and config.server.host == ServerConfig().host:
+        config = replace(config, server=replace(config.server, host=cluster.address))
     async with (
         _shown_server(_server_options(config, folder, served, park), engines, folder / "server.log") as server,
         trainer_remote(server, folder) as remote,
+        _watched_disk(folder),
     ):
         await _create_run(remote, config, run)
         key = (await remote.create_key(KeySpec("worker", run, MAX_KEY_TTL_S))).key
@@ -113,10 +129,24 @@ async def server_and_worker(
             yield remote, server, None
             return
         options = worker_options(config, server.running.url, run, on_gpu)
+        if cluster is not None:
+            async with cluster.workers(replace(options, server=server.running.advertised), key, folder) as workers:
+                yield remote, server, workers
+            return
         options = await _choose_isolation(options)
         _print_worker(options)
         async with LocalWorker(options, key, folder / "worker.log") as worker:
             yield remote, server, worker
+
+
+@asynccontextmanager
+async def _watched_disk(folder: Path) -> AsyncIterator[None]:
+    """Within this context, print when the disk of a folder is full."""
+    watch = start_background(watch_room(folder, print_note), "the watch over the disk")
+    try:
+        yield
+    finally:
+        watch.cancel()
 
 
 @asynccontextmanager
@@ -145,7 +175,8 @@ async def _choose_isolation(options: WorkerOptions) -> WorkerOptions:
 
 def _print_worker(options: WorkerOptions) -> None:
     processes = "1 process" if options.processes == 1 else f"{options.processes} processes"
-    print_note(f"agents: {processes} on {usable_cores()} cores, up to {options.concurrency} rollouts at once")
+    rollouts = "1 rollout" if options.concurrency == 1 else f"{options.concurrency} rollouts"
+    print_note(f"agents: {processes} on {usable_cores()} cores, up to {rollouts} at once")
 
 
 def _server_options(

@@ -20,12 +20,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden import __version__
-from leyden.config import Config, policy_configs
+from leyden.config import Config, ConfigError, policy_configs
 from leyden.episodes import Episode
+from leyden.learner.errors import RankLost
 from leyden.learner.loading import check_tokenizer
 from leyden.learner.objective import objective_of
 from leyden.learner.protocol import TrainerState
-from leyden.learner.ranks.errors import RankLost
+from leyden.local.cluster import RayCluster
 from leyden.local.learner import open_learner
 from leyden.local.learning_rate import with_learning_rates
 from leyden.local.notes import notes_logged, print_note, stderr_console
@@ -42,6 +43,7 @@ from leyden.orchestrator.report.plot import draw_image, draw_text, metric_points
 from leyden.orchestrator.report.sinks import opened_sinks
 from leyden.orchestrator.report.time_summary import time_summary
 from leyden.orchestrator.rollouts.tasks import Tasks, read_tasks
+from leyden.process.ray_cluster import ClusterError, connected
 from leyden.process.resources import usable_cores
 from leyden.records import DEFAULT_POLICY
 from leyden.rl.registry import unused_settings
@@ -123,12 +125,15 @@ async def train(
     accept_changes: bool = False,
     on_second_interrupt: Callable[[], None] = lambda: None,
     worker_command: str = "leyden worker CONFIG.toml",
+    ray_address: str | None = None,
 ) -> TrainingResult:
     """Train until the last step or SIGINT: the first one finishes the step and saves, the second one stops at once.
 
     The first one abandons an evaluation before the first step or after the last one: there is nothing to save.
 
     `worker_command` is printed, with server and key, for the workers of a run that has none on this machine.
+
+    With a `ray_address`, ranks, engines and workers run on that cluster, of which this machine is a node.
 
     The thread that computes updates cannot be stopped: it ends when it has computed what it was given.
     """
@@ -146,7 +151,7 @@ async def train(
     if restart and (archive := folder.archive()) is not None:
         print_note(f"the earlier run is now {archive}")
     config, learning_rates = with_learning_rates(config, folder)
-    with folder.acquire(config, accept_changes) as resumed:
+    with _cluster(config, ray_address) as cluster, folder.acquire(config, accept_changes) as resumed:
         folder.environment_file.write_text(json.dumps(describe_environment(), indent=1) + "\n")
         if resumed.archive is not None:
             changed = "the configuration or the code has changed"
@@ -156,7 +161,7 @@ async def train(
             print_note(f"{edited} changed since the run was last started: the steps to come use what is there now")
         for note in learning_rates:
             print_note(note)
-        run = partial(_train, config, tasks, algorithms, folder, on_second_interrupt, worker_command)
+        run = partial(_train, config, tasks, algorithms, folder, on_second_interrupt, worker_command, cluster)
         states = await _restarting(run, config.training.restarts)
     policy, state = next(iter(states.items()))
     metrics = read_metrics(folder.metrics_file, policy)
@@ -206,6 +211,23 @@ def _too_few_tasks(config: Config, tasks: Tasks) -> list[str]:
     return [f"a step takes {needed} tasks and there are {count}: some come twice"] if needed > count else []
 
 
+@contextmanager
+def _cluster(config: Config, address: str | None) -> Iterator[RayCluster | None]:
+    """Connect to a cluster on which a run can be trained; None without an address."""
+    if address is None:
+        yield None
+        return
+    if address.startswith("ray://"):
+        raise ConfigError(
+            "--ray-address: a run is on a node of its cluster: name the cluster as HOST:PORT, not as ray://"
+        )
+    try:
+        with connected(address) as ray:
+            yield RayCluster(ray, config)
+    except ClusterError as error:
+        raise ConfigError(str(error)) from error
+
+
 async def _restarting(run: Callable[[], Awaitable[States]], restarts: int) -> States:
     """Run a training; one that has lost a training process goes on from its checkpoint, so often."""
     for number in range(1, restarts + 1):
@@ -233,16 +255,21 @@ async def _train(
     folder: RunFolder,
     on_second_interrupt: Callable[[], None],
     worker_command: str,
+    cluster: RayCluster | None,
 ) -> States:
     """Train from the latest checkpoint, or from the beginning, to the last step; return the states of the policies."""
     async with AsyncExitStack() as opened:
-        local = await open_learner(opened, config, algorithms, folder.path)
+        if cluster is not None:
+            await opened.enter_async_context(cluster.reserved(folder.path))
+        local = await open_learner(opened, config, algorithms, folder.path, cluster)
         states, several = local.states, len(local.states) > 1
         step = next(iter(states.values())).step
         if step:
             print_note(f"resuming {config.run} after step {step}")
+        elif folder.metrics_file.exists():
+            print_note(f"{config.run} has no checkpoint yet: it begins again, with the rollouts that were recorded")
         sinks = opened.enter_context(opened_sinks(config, folder.path))
-        stack = await opened.enter_async_context(local_stack(config, folder.path, local.policies, config.run))
+        stack = await opened.enter_async_context(local_stack(config, folder.path, local.policies, config.run, cluster))
         print_note(f"dashboard: {stack.server.running.dashboard}&to=/runs/{config.run}")
         if stack.worker is None:
             print_note(
@@ -257,7 +284,7 @@ async def _train(
         measured = metric_points(lines, "held_out/reward")
         last, reward = measured[-1] if measured else (0, None)
         error = _at(lines, "held_out/error", last)
-        display = ConsoleReport(stderr_console(), config.training.steps, reward, error, several)
+        display = ConsoleReport(stderr_console(), config.training.steps, reward, error, last, several)
         if any(line["step"] == config.training.steps and "test/reward" in line for line in lines):
             tasks = replace(tasks, test=())  # they are measured once
         parts = RunParts(stack.remote, stack.engines, local.learner, (display,), logs, stack.server.starting_held)

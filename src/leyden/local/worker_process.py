@@ -6,7 +6,7 @@ from pathlib import Path
 
 from leyden import defaults
 from leyden.client.worker.options import WorkerOptions
-from leyden.client.worker.process import WorkerProcess
+from leyden.client.worker.process import REFUSED, WorkerProcess
 from leyden.config import Config, ConfigError
 from leyden.local.notes import print_note
 from leyden.process.guardian import exit_reason
@@ -19,8 +19,6 @@ _OTHER_CORES = 4
 _MAX_PROCESSES = 16
 """More host processes than this gain little: agents mostly wait for the model."""
 _GPU_CONCURRENCY = 256
-_REFUSED = 2
-"""The exit status of a worker that cannot run with these options, so that restarting it is useless."""
 _MAX_DEATHS, _DEATHS_WITHIN_S = 5, 60.0
 """A worker that dies this often within this time is not restarted."""
 
@@ -49,7 +47,7 @@ class LocalWorker(SupervisedProcess):
 
     async def _wait_ended(self) -> str:
         status = await self._worker.wait()
-        if status == _REFUSED:
+        if status == REFUSED:
             raise ConfigError(self._last_line())
         return f"the worker ended ({exit_reason(status)}): {self._last_line()} ({self._output.path})"
 

@@ -1,11 +1,16 @@
-"""Waits for room on a disk that is full: a run must not end because of that."""
+"""Waits for room on a disk that is full: a run must not end because of that, nor wait without a word."""
 
+import asyncio
 import errno
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from shutil import disk_usage
 
 from leyden.backoff import Backoff
 
 _BACKOFF = Backoff(first_s=0.2, max_s=10.0)
+_FULL_BYTES = 1 << 20
+"""With so little left a store may not be able to write any more."""
 
 
 def is_disk_full(error: Exception) -> bool:
@@ -31,3 +36,18 @@ async def when_there_is_room(
             if failures == 1:
                 warn(f"{what} cannot be written ({error}): waiting for room")
         await _BACKOFF.wait(failures)
+
+
+async def watch_room(folder: Path, report: Callable[[str], None], interval_s: float = 5.0) -> None:
+    """Report when the disk of a folder is full, and when it has room again: logs on that disk cannot say so."""
+    full = False
+    while True:
+        try:
+            free = disk_usage(folder).free
+        except OSError:  # the folder was removed, which ends the run
+            return
+        if full != (free < _FULL_BYTES):
+            full = not full
+            waits = f"is full, {free >> 10} KiB are left: what cannot be written waits until there is room"
+            report(f"the disk of {folder} {waits if full else 'has room again'}")
+        await asyncio.sleep(interval_s)

@@ -19,6 +19,7 @@ from leyden.orchestrator.pipeline import Pipeline
 from leyden.orchestrator.policy_stages import PolicyStages
 from leyden.orchestrator.report.step_report import StepReport
 from leyden.orchestrator.report.time_left import TimeLeft
+from leyden.orchestrator.rollouts.evaluation import EvaluationResult
 from leyden.process.usage import ResourceMeter
 
 Reports = Mapping[str, StepReport]
@@ -49,8 +50,9 @@ class Trainer:
         """
         parts = self._parts
         if self._step == 0:
-            await self._unless_stopped(stop, parts.evaluations.measure(0))
+            await self._unless_stopped(stop, self._measure(0))
         self._time_left.start()
+        await parts.rollouts.resume()
         try:
             while self._step < self._last and not stop.is_set():
                 reports = await self._beside_closing(self._train(self._step + 1))
@@ -69,6 +71,8 @@ class Trainer:
             await _cancel(self._closing)
             for one in parts.policies:
                 one.saver.cancel()
+                if one.early is not None:
+                    await one.early.close()
         if self._step == self._last and parts.evaluations.has_test:
             await self._unless_stopped(stop, self._evaluate_best())
         return {one.name: self._state(self._trained[one.name], one) for one in parts.policies}
@@ -77,12 +81,18 @@ class Trainer:
         """Make a step. Of each policy only the last update is published."""
         parts = self._parts
         reports = {one.name: one.new_report(step) for one in parts.policies}
+        for opponent in parts.opponents:
+            for one in parts.policies:
+                await one.saver.finish()
+            await opponent.begin_step(step)
         groups, episodes = await parts.rollouts.collect(reports)
+        for opponent in parts.opponents:
+            opponent.add_results(episodes)
         for one in parts.policies:
             one.add_episodes(reports[one.name], episodes)
         if not any(groups.values()) and not any(report.accounting.groups_flat for report in reports.values()):
             for one in parts.policies:
-                await one.credits.record(step, reports[one.name].accounting)
+                await one.record_credits(reports[one.name])
             raise TrainingError(nothing_to_learn(step, reports[parts.policies[0].name].accounting, episodes))
         for one in parts.policies:
             if one in self._turn(step):
@@ -91,14 +101,7 @@ class Trainer:
                 await one.skip(reports[one.name], groups[one.name])
         if len(parts.policies) > 1:
             parts.publications.add(step)
-        run = TrainerState(
-            step=step,
-            position=parts.source.position,
-            open_groups=parts.rollouts.open_groups,
-            task_record=parts.source.record,
-            prefixes=parts.source.prefixes,
-            branch_debt=parts.rollouts.branch_debt,
-        )
+        run = parts.rollouts.state(step)
         self._trained, self._step = {one.name: one.state(run) for one in parts.policies}, step
         return reports
 
@@ -113,9 +116,9 @@ class Trainer:
         held_out = None
         for one in parts.policies:
             one.saver.check()
-        if _due(config.evaluation.every, step, self._last):
+        if step == self._last or _due(config.evaluation.every, step):
             started = time.monotonic()
-            held_out = await parts.evaluations.measure(step)
+            held_out = await self._measure(step)
             for report in reports.values():
                 report.held_out, report.evaluation_s = held_out, time.monotonic() - started
         use = await asyncio.to_thread(self._meter.measure)
@@ -133,14 +136,19 @@ class Trainer:
         for one in parts.policies:
             for warning in one.health.find_warnings(reports[one.name]):
                 parts.reports.warn(f"step {step}: {one.label}{warning}.")
-        best = parts.evaluations.best_step == step
-        if best or stop.is_set() or _due(config.checkpoints.every, step, self._last):
-            await self._save(trained)
+        regular = parts.evaluations.best_step == step or _due(config.checkpoints.every, step)
+        if regular or stop.is_set() or step == self._last:
+            await self._save(trained, regular)
 
-    async def _save(self, trained: States) -> None:
-        """Save a step of all policies, when all have the one before: there is always one that all of them have."""
+    async def _save(self, trained: States, regular: bool = False) -> None:
+        """Save a step of all policies, when all have the one before: there is always one that all of them have.
+
+        Opponents play only `regular` ones: those that a run has wherever it is interrupted.
+        """
         for one in self._parts.policies:
             await one.saver.finish()
+        for opponent in self._parts.opponents if regular else ():
+            opponent.add_version(self._step)
         for one in self._parts.policies:
             await one.saver.save(self._state(trained[one.name], one))
 
@@ -172,7 +180,17 @@ class Trainer:
         step = self._step if best is None else best
         for one in self._parts.policies if step != self._step else ():
             await one.publisher.publish_checkpoint(step)
+        await self._begin_evaluation()
         await self._parts.evaluations.test(step)
+
+    async def _measure(self, step: int) -> EvaluationResult | None:
+        """Evaluate the policies after a step on the held-out tasks."""
+        await self._begin_evaluation()
+        return await self._parts.evaluations.measure(step)
+
+    async def _begin_evaluation(self) -> None:
+        for opponent in self._parts.opponents:
+            await opponent.begin_evaluation()
 
     def _state(self, trained: TrainerState, policy: PolicyStages) -> TrainerState:
         """Return the state after a step with what is known of the best one."""
@@ -182,6 +200,7 @@ class Trainer:
             best_step=evaluations.best_step,
             best_reward=evaluations.best_reward,
             kept_step=policy.saver.kept_step,
+            pools={one.name: one.pool for one in self._parts.opponents},
         )
 
     async def _unless_stopped(self, stop: asyncio.Event, evaluation: Coroutine[Any, Any, object]) -> None:
@@ -208,5 +227,5 @@ async def _cancel(task: asyncio.Task[Any] | None) -> None:
             task.exception()  # so that it does not count as unseen
 
 
-def _due(every: int, step: int, last: int) -> bool:
-    return step == last or (every > 0 and step % every == 0)
+def _due(every: int, step: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,6 +1,6 @@
 """The parts of a training and how they are connected; `loop.py` drives them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,19 +12,23 @@ from leyden.config import Config, policy_configs
 from leyden.engine.protocol import EngineBackend
 from leyden.learner.protocol import Learner, TrainerState
 from leyden.orchestrator.algorithm.resolve import Algorithm
-from leyden.orchestrator.credit.recording import CreditRecorder
+from leyden.orchestrator.early_gradient import EarlyGradient
 from leyden.orchestrator.health.divergence import START_FILE, Divergence
 from leyden.orchestrator.health.health import Health, PolicyHealth
+from leyden.orchestrator.opponents import Opponent
 from leyden.orchestrator.policy_stages import PolicyStages
 from leyden.orchestrator.publications import Publications
 from leyden.orchestrator.publisher import Publisher
 from leyden.orchestrator.report.metrics_log import read_metrics
 from leyden.orchestrator.report.observer import TrainingObserver
 from leyden.orchestrator.report.reports import Reports
+from leyden.orchestrator.rollouts.branching import Branching
 from leyden.orchestrator.rollouts.collector import RolloutCollector
 from leyden.orchestrator.rollouts.difficulty import Difficulty
 from leyden.orchestrator.rollouts.held_out import Evaluations
+from leyden.orchestrator.rollouts.open_groups import OpenGroups
 from leyden.orchestrator.rollouts.prefixes import Prefixes
+from leyden.orchestrator.rollouts.selection import GroupSelector
 from leyden.orchestrator.rollouts.source import GroupSource
 from leyden.orchestrator.rollouts.step_rollouts import StepRollouts
 from leyden.orchestrator.rollouts.taken_groups import TakenGroups
@@ -55,13 +59,14 @@ class Pipeline(Struct, frozen=True):
 
     publications: Publications
     """By which groups grow old."""
-    source: GroupSource
     rollouts: StepRollouts
     policies: tuple[PolicyStages, ...]
     """The policies that are trained, at least one."""
     evaluations: Evaluations
     health: Health
     reports: Reports
+    opponents: tuple[Opponent, ...] = ()
+    """The policies that play earlier versions."""
 
 
 def build_pipeline(
@@ -94,18 +99,36 @@ def build_pipeline(
         _policy_stages(own[name], algorithm, parts, states[name], folder, len(states) > 1)
         for name, algorithm in algorithms.items()
     )
-    publications = policies[0].publications
+    first = policies[0]
+    publications = first.publications
     if len(policies) > 1:  # each has its own, and none more than one in a step
         publications = Publications(training.max_staleness, range(state.step + 1))
+    groups = OpenGroups(training, source, publications, taken, state.open_groups)
+    selector = GroupSelector(training, algorithms, parts.remote, first.early)
+    branching = None
+    if first.algorithm.branch is not None:  # then no other policy is trained
+        branching = Branching(first.config, first.algorithm, collector, reports, state.branch_debt)
     return Pipeline(
         publications=publications,
-        source=source,
-        rollouts=StepRollouts(config, algorithms, source, collector, health, reports, publications, taken, state),
+        rollouts=StepRollouts(config, source, groups, selector, branching, collector, health, reports),
         policies=policies,
         evaluations=Evaluations(config, tasks, collector, health, reports, state),
         health=health,
         reports=reports,
+        opponents=tuple(_opponents(config, algorithms, parts, state)),
     )
+
+
+def _opponents(
+    config: Config, algorithms: Mapping[str, Algorithm], parts: RunParts, state: TrainerState
+) -> Iterator[Opponent]:
+    own = policy_configs(config)
+    for name, policy in config.policies.items():
+        if policy.of is not None:
+            publications, held = Publications(0, (0,)), partial(parts.held, name)
+            publisher = Publisher(own[name], parts.remote, parts.engines[name], parts.learner, 0, publications, held)
+            foreign = algorithms[policy.of].sample_filter.foreign
+            yield Opponent(name, config, publisher, foreign, state.pools.get(name, ()))
 
 
 def _policy_stages(
@@ -118,14 +141,15 @@ def _policy_stages(
     start = checkpoint_folder(folder, name) / START_FILE
     lines = read_metrics(RunFolder(folder).metrics_file, name)
     held = partial(parts.held, name)
+    builder = UpdateBuilder(learner, name, algorithm, training, publications)
     return PolicyStages(
         config=config,
         algorithm=algorithm,
+        remote=parts.remote,
         learner=learner,
         publications=publications,
         divergence=Divergence(start, learner, name, training.steps),
-        updates=UpdateBuilder(learner, name, algorithm, training, publications),
-        credits=CreditRecorder(parts.remote, config.run, name),
+        updates=EarlyGradient(learner, name, builder) if training.early_gradient else builder,
         publisher=Publisher(config, parts.remote, parts.engines[name], learner, state.version, publications, held),
         health=PolicyHealth(config, algorithm.position_advice, lines),
         reports=reports,

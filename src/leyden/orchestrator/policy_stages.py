@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from leyden.api.client import Remote
 from leyden.config import Config
 from leyden.episodes import Episode
 from leyden.learner.protocol import Learner, TrainerState
 from leyden.orchestrator.algorithm.resolve import Algorithm
-from leyden.orchestrator.credit.recording import CreditRecorder
 from leyden.orchestrator.credit.samples import Groups, StepAccounting, leave_out
+from leyden.orchestrator.early_gradient import EarlyGradient
 from leyden.orchestrator.health.divergence import Divergence
 from leyden.orchestrator.health.health import PolicyHealth
 from leyden.orchestrator.health.shared_weights import shared_weights
@@ -24,6 +25,10 @@ from leyden.orchestrator.report.reports import Reports
 from leyden.orchestrator.report.step_report import StepReport
 from leyden.orchestrator.saving import Saver
 from leyden.orchestrator.updates import UpdateBuilder
+from leyden.records import StepCredits
+
+_CREDITS_PER_REQUEST = 10_000
+"""Calls whose credits are recorded in one transaction."""
 
 
 class PolicyStages(Struct, frozen=True):
@@ -32,17 +37,22 @@ class PolicyStages(Struct, frozen=True):
     config: Config
     """That of a run with this policy alone."""
     algorithm: Algorithm
+    remote: Remote
     learner: Learner
     publications: Publications
     divergence: Divergence
-    updates: UpdateBuilder
-    credits: CreditRecorder
+    updates: UpdateBuilder | EarlyGradient
     publisher: Publisher
     health: PolicyHealth
     reports: Reports
     saver: Saver
     label: str = ""
     """Its name before what is said of it, if there are several."""
+
+    @property
+    def early(self) -> EarlyGradient | None:
+        """What computes its gradient while groups of the step run; None if that waits for all."""
+        return self.updates if isinstance(self.updates, EarlyGradient) else None
 
     @property
     def name(self) -> str:
@@ -57,6 +67,10 @@ class PolicyStages(Struct, frozen=True):
     def add_episodes(self, report: StepReport, episodes: Sequence[Episode]) -> None:
         """Add the episodes of a step to its report."""
         report.add_episodes(episodes, self.publications, self.config, self.algorithm.signals.enabled)
+        if (foreign := self.algorithm.sample_filter.foreign).names:
+            failure_reward = self.config.rollout.failure_reward
+            found = [foreign.without(episode).final_reward(failure_reward) for episode in episodes]
+            report.own_rewards = [reward for reward in found if reward is not None]
         if report.step == 1:
             self.reports.warn(shared_weights(episodes, self.config.training.roles, self.name))
 
@@ -67,7 +81,7 @@ class PolicyStages(Struct, frozen=True):
         await self.publisher.make_room()
         report.kl_start = await self.divergence.measure(groups, report.step, moved=self.publisher.version > 0)
         updates = await self.updates.prepare(groups, report.accounting)
-        await self.credits.record(report.step, report.accounting)
+        await self.record_credits(report)
         for update in updates:
             report.metrics.append(await self.learner.accumulate(self.name, update))
             waiting = time.monotonic()
@@ -82,7 +96,14 @@ class PolicyStages(Struct, frozen=True):
         """Leave the groups of a step out, because another policy is trained in it."""
         for group in groups:
             leave_out(group, "not its turn", report.accounting)
-        await self.credits.record(report.step, report.accounting)
+        await self.record_credits(report)
+
+    async def record_credits(self, report: StepReport) -> None:
+        """Record on the server what a step computed for each call; a repeated step overwrites what it recorded."""
+        credits = report.accounting.credits
+        for start in range(0, len(credits), _CREDITS_PER_REQUEST):
+            some = tuple(credits[start : start + _CREDITS_PER_REQUEST])
+            await self.remote.record_credits(self.config.run, StepCredits(report.step, some, self.name))
 
     def state(self, run: TrainerState) -> TrainerState:
         """Return the state of this policy after a step, from what all policies of the run have in common."""

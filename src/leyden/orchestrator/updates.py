@@ -2,6 +2,9 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from functools import partial
+
+from msgspec.structs import replace
 
 from leyden.config import TrainingConfig
 from leyden.learner.protocol import Learner, OldLogprobs, SampleEvaluation, Update
@@ -12,6 +15,8 @@ from leyden.orchestrator.credit.branches import divide_groups
 from leyden.orchestrator.credit.samples import Groups, StepAccounting, make_samples
 from leyden.orchestrator.publications import Publications
 from leyden.records import CallCredit
+from leyden.rl.registry import Counted
+from leyden.user_code.bridge import call_in_thread
 
 
 class UpdateBuilder:
@@ -31,16 +36,36 @@ class UpdateBuilder:
         self._count_stale(groups, accounting)
         parts = divide_groups(groups, self._updates)
         policy_changes = len(parts) * self._epochs > 1
-        updates = [await self._update(part, accounting, policy_changes) for part in parts]
+        updates = [(await self._update(part, accounting, policy_changes))[0] for part in parts]
         return [update for update in updates if update.samples] * self._epochs
 
-    async def _update(self, groups: Groups, accounting: StepAccounting, policy_changes: bool) -> Update:
-        """Prepare one update; `policy_changes`: whether the step has other updates, so that old logprobs are kept."""
+    async def prepare_part(self, groups: Groups, accounting: StepAccounting) -> tuple[Update, int]:
+        """Prepare some groups of a step's only update, with weights that nothing is divided by yet.
+
+        Return also the number of what the aggregation counts in them: the whole update is divided by the sum of these.
+        """
+        self._count_stale(groups, accounting)
+        counted = StepAccounting()
+        update, with_credit = await self._update(groups, counted, policy_changes=False)
+        number = _count(with_credit, self._algorithm.divides_by)
+        counted.scale_weights(number)
+        accounting.add(counted)
+        whole = [replace(sample, weight=number * sample.weight) for sample in update.samples]
+        return replace(update, samples=whole), number
+
+    async def _update(
+        self, groups: Groups, accounting: StepAccounting, policy_changes: bool
+    ) -> tuple[Update, Sequence[Sample]]:
+        """Prepare one update; return also all samples that have credit.
+
+        `policy_changes`: whether the step has other updates, so that old logprobs are kept.
+        """
         all_samples = await asyncio.to_thread(make_samples, groups, self._publications.fresh)
         if not all_samples:  # every token is too old
-            return Update([])
+            return Update([]), []
         evaluation = await self._learner.evaluate(self._policy, all_samples)
-        samples = await asyncio.to_thread(self._credit, groups, all_samples, evaluation, accounting)
+        credit = partial(self._credit, groups, all_samples, evaluation, accounting)
+        with_credit, samples = await call_in_thread(credit)
         ratios = None
         if evaluation.ratios is not None:
             by_key = {_key(sample): ratio for sample, ratio in zip(all_samples, evaluation.ratios, strict=True)}
@@ -52,7 +77,7 @@ class UpdateBuilder:
             proximal = known if known is not None else await self._learner.logprobs(self._policy, samples)
         if self._algorithm.kl_loss:
             reference = await self._learner.logprobs(self._policy, samples, reference=True)
-        return Update(samples, OldLogprobs(proximal, reference, ratios))
+        return Update(samples, OldLogprobs(proximal, reference, ratios)), with_credit
 
     def _count_stale(self, groups: Groups, accounting: StepAccounting) -> None:
         """Count the tokens that are too old, and the calls and rollouts that have no others."""
@@ -72,15 +97,15 @@ class UpdateBuilder:
 
     def _credit(
         self, groups: Groups, all_samples: Sequence[Sample], evaluation: SampleEvaluation, accounting: StepAccounting
-    ) -> list[Sample]:
-        """Return the samples that are trained on, with their advantages."""
+    ) -> tuple[list[Sample], list[Sample]]:
+        """Return the samples that have credit, and those of them that are trained on, with their advantages."""
         inputs = StepInputs(self._penalties(all_samples, evaluation, accounting), evaluation.values)
         estimator = self._algorithm.advantage_estimator
         with_credit = compute_advantages(groups, all_samples, inputs, estimator, accounting)
         # Without an advantage a call has no gradient, unless something else gives it one.
         samples = [one for one in with_credit if one.advantage or self._algorithm.trains_every_call]
         accounting.credits += _credits(groups, all_samples, with_credit, samples)
-        return samples
+        return with_credit, samples
 
     def _penalties(
         self, samples: Sequence[Sample], evaluation: SampleEvaluation, accounting: StepAccounting
@@ -107,6 +132,14 @@ def _credits(
             continue
         tokens, excluded = (len(found.token_indices), "") if key in kept else (0, "its advantage is 0")
         yield CallCredit(attempt, found.call, found.target, found.advantage, found.weight, tokens, excluded)
+
+
+def _count(samples: Sequence[Sample], what: Counted | None) -> int:
+    """Count the rollouts, calls or tokens of samples, of which some may have no tokens."""
+    lengths = [(sample.rollout, len(sample.token_indices)) for sample in samples if sample.token_indices]
+    if what == "rollouts":
+        return len({rollout for rollout, _ in lengths})
+    return len(lengths) if what == "calls" else sum(tokens for _, tokens in lengths)
 
 
 def _key(sample: Sample) -> tuple[int, int]:

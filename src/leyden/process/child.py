@@ -2,7 +2,7 @@
 
 The standard input of a child is a pipe from this process. When it closes, also because this process is gone, the child
 must end. A guarded child need not see to that: its guardian reads the pipe instead (`leyden.process.guardian`), and
-kills the child with all its descendants.
+kills the child with all its descendants. The child may run on another machine (`leyden.process.place`).
 """
 
 import asyncio
@@ -13,14 +13,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import cached_property
+from pathlib import Path
 from typing import IO
 
+import msgspec
+
 from leyden.process.descendants import descendants, is_zombie
+from leyden.process.framing import to_frame
 from leyden.process.guardian import END, KILL, KILL_TIMEOUT_S, Guard
+from leyden.process.place import HERE, Place, ProxyOrder, RemotePlace, added_variables
 from leyden.process.rotating_log import RotatingLog
 
 _GUARDIAN_TIMEOUT_S = 5.0
@@ -59,16 +64,30 @@ class ChildProcess:
         grace_s: float = 0.0,
         guard: Guard | None = None,
         report: int = 2,
+        place: Place = HERE,
+        listens: Sequence[Path] = (),
     ) -> None:
         """Start it; raises `OSError`. Output goes where that of this process goes, to `log`, or as Popen's values say.
 
         It has `grace_s` to end when its standard input closes; a guarded one has that of its guard. Its guardian writes
         to `report`, one of `pass_fds`, why it cannot be started or is killed.
+
+        At another `place` it has the variables of its host, and those that `environment` adds to this process's;
+        `pass_fds` are sockets, with whose numbers the command ends. It `listens` on Unix sockets there, at
+        `place.path`, which can be reached at these paths here.
         """
         self._grace_s = grace_s if guard is None else guard.grace_s + _GUARDIAN_TIMEOUT_S
         self._guard = guard
         if guard is not None:
             command = guarded(command, guard, pass_fds, report)
+        order = b""
+        if isinstance(place, RemotePlace):
+            words, pairs = (
+                list(command)[: len(command) - len(pass_fds)],
+                [(str(one), place.path(one)) for one in listens],
+            )
+            order = to_frame(msgspec.json.encode(ProxyOrder(place, words, added_variables(environment), pairs)))
+            command, environment = module_command("leyden.process.proxy", *pass_fds), None
         with ExitStack() as opened:
             if log is not None:
                 stderr = log.open()
@@ -87,6 +106,7 @@ class ChildProcess:
             )
         # Only this object holds the pipe, and not the thread that waits for the end.
         self._stdin, self.process.stdin = self.process.stdin, None
+        self.send(order)
 
     @property
     def pid(self) -> int:
@@ -165,13 +185,19 @@ class ChildProcess:
 
 async def read_pipe(pipe: IO[bytes], on_data: Callable[[bytes], object]) -> None:
     """Call `on_data` with what is read from a pipe until it closes; then, or when cancelled, close it here."""
+    async for data in pipe_chunks(pipe):
+        on_data(data)
+
+
+async def pipe_chunks(pipe: IO[bytes]) -> AsyncIterator[bytes]:
+    """Yield what is read from a pipe until it closes; then, or when cancelled, close it here."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), pipe
     )
     try:
         while data := await reader.read(_CHUNK_BYTES):
-            on_data(data)
+            yield data
     finally:
         transport.close()
 

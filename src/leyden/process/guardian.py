@@ -32,7 +32,7 @@ TERMINATE, END, KILL = b"T", b"E", b"K"
 """Bytes on the control pipe: send SIGTERM to the program's group; do as when the pipe closes; kill all at once."""
 KILL_TIMEOUT_S = 10.0
 _MEMORY_CHECK_S = 1.0
-_CANNOT_RUN = 127
+CANNOT_RUN = 127
 MAX_PROCESSES = 4096
 """Processes and threads of a program that has its own user id."""
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -164,7 +164,7 @@ def _exec(program: Program, report: int) -> NoReturn:
 def _fail(report: int, error: BaseException) -> NoReturn:
     with suppress(OSError):
         os.write(report, f"{error}\n".encode(errors="replace"))
-    os._exit(_CANNOT_RUN)
+    os._exit(CANNOT_RUN)
 
 
 def _wake_on_child() -> tuple[int, int]:

@@ -74,9 +74,8 @@ def _unseen_bytes() -> int:
     """Return the machine's shared memory that is in no file system that this process sees."""
     sizes: dict[int, int] = {}
     for device, folder in _mounts("self"):
-        with suppress(OSError):
-            size = os.statvfs(folder)
-            sizes[device] = (size.f_blocks - size.f_bfree) * size.f_frsize
+        if (size := _file_system_size(device, folder)) is not None:
+            sizes[device] = size
     return max(0, (_kilobytes("/proc/meminfo", ("Shmem:",)) or 0) - sum(sizes.values()))
 
 
@@ -90,11 +89,17 @@ def _file_systems(pids: Collection[int]) -> Iterator[tuple[_File, int]]:
     ours = {device for device, _ in _mounts("self")} if others else set()
     for pid in others:
         for device, folder in _mounts(pid):
-            path = f"/proc/{pid}/root{folder}"
-            with suppress(OSError):
-                if device not in ours and os.stat(path).st_dev == device:  # noqa: PTH116 - not covered by another mount
-                    size = os.statvfs(path)
-                    yield (device, _ALL), (size.f_blocks - size.f_bfree) * size.f_frsize
+            if device not in ours and (size := _file_system_size(device, f"/proc/{pid}/root{folder}")) is not None:
+                yield (device, _ALL), size
+
+
+def _file_system_size(device: int, folder: str) -> int | None:
+    """Return what a file system holds; None if another one is mounted over its folder."""
+    with suppress(OSError):
+        if os.stat(folder).st_dev == device:  # noqa: PTH116 - a string, of which there are many
+            size = os.statvfs(folder)
+            return (size.f_blocks - size.f_bfree) * size.f_frsize
+    return None
 
 
 def _mounts(pid: str) -> Iterator[tuple[int, str]]:

@@ -75,3 +75,14 @@ class RotatingLog:
     def __del__(self) -> None:
         if self._file is not None:
             os.close(self._file)
+
+
+class TerminalLog(RotatingLog):
+    """Copies the output to this process's standard error."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/dev/stderr"))
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(2, data) :]

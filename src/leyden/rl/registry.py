@@ -7,7 +7,7 @@ an advantage do not import torch.
 
 import difflib
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
@@ -22,6 +22,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 USER_FUNCTION = "module:function, or file.py:function"
 """How a configuration names a user's function, which the registry does not load."""
+
+Counted = Literal["rollouts", "calls", "tokens"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,6 +46,8 @@ class Declaration(Struct, frozen=True, kw_only=True):
     """Whether it reads the values of a critic."""
     compares_group: bool = False
     """Of an advantage: whether it is 0 for a rollout that is alone in its group."""
+    divides_by: Counted | None = None
+    """Of an aggregation: the number of what in an update divides its weights, so that other groups change only that."""
 
     def __call__(self, function: F) -> F:
         """Declare a function."""
@@ -69,18 +73,18 @@ branch = partial(Declaration, kind="branch")
 """Decorators of the functions of a kind, as in `@loss(reads=("clip_low",))`."""
 
 
-def names(kind: Kind) -> list[str]:
+@cache
+def names(kind: Kind) -> tuple[str, ...]:
     """List the algorithms of a kind."""
     spec = find_spec(f"leyden.rl.{kind}")
     assert spec is not None and spec.submodule_search_locations is not None, f"leyden.rl.{kind} is a package"
-    return sorted(module.name for module in iter_modules(spec.submodule_search_locations))
+    return tuple(sorted(module.name for module in iter_modules(spec.submodule_search_locations)))
 
 
 def check_name(kind: Kind, name: str) -> None:
     """Raise `UnknownAlgorithm` unless there is an algorithm of this name."""
-    known = names(kind)
-    if name not in known:
-        known += ["none"] if kind == "correction" else []
+    if name not in names(kind):
+        known = [*names(kind), *(["none"] if kind == "correction" else [])]
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}? There" if near else "there"
         raise UnknownAlgorithm(

@@ -18,7 +18,7 @@ class Situation(Struct, frozen=True):
 
     role: str | None
     conversation: int
-    """How many conversations of this role began before."""
+    """How many conversations of this role and policy began before."""
     turn: int
     """How many calls of its conversation came before. Further choices of a request have the turn of the first."""
 
@@ -31,7 +31,7 @@ def situations(episode: Episode) -> list[Situation]:
     """Return the situation of each call of an episode. An edited history begins a new conversation."""
     found: dict[str, Situation] = {}
     messages: dict[str, int] = {}
-    begun: Counter[str | None] = Counter()
+    begun: Counter[tuple[str, str | None]] = Counter()
     for call in episode.calls:
         role, before = episode.role(call), found.get(call.parent or "")
         messages[call.id] = call.kept_messages + len(call.messages)
@@ -40,6 +40,6 @@ def situations(episode: Episode) -> list[Situation]:
         elif before is not None and not call.prompt_ids:  # the same prompt again
             found[call.id] = Situation(role, before.conversation, before.turn)
         else:
-            found[call.id] = Situation(role, begun[role], 0)
-            begun[role] += 1
+            found[call.id] = Situation(role, begun[call.policy, role], 0)
+            begun[call.policy, role] += 1
     return list(found.values())

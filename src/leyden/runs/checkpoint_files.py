@@ -8,7 +8,7 @@ This module does not import torch.
 import re
 import shutil
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -51,27 +51,26 @@ def latest_checkpoint(run: Path, policy: str) -> Path | None:
     return checkpoint_folder(run, policy) / f"step-{steps[-1]}" if steps else None
 
 
-def drop_unfinished_steps(run: Path, policies: Sequence[str]) -> None:
-    """Delete the checkpoints of several policies after the last step of which all have a whole one.
+def common_steps(run: Path, policies: Iterable[str]) -> list[int]:
+    """Return the steps of which all of some policies have checkpoints.
 
-    A process that was killed had written those of some policies only; the steps after it are repeated.
+    After a kill while they were saved one after the other, the newest of a policy may not be among them.
     """
+    steps = [set(checkpoint_steps(run, policy)) for policy in policies]
+    return sorted(set.intersection(*steps)) if steps else []
+
+
+def drop_unfinished_steps(run: Path, policies: Sequence[str]) -> None:
+    """Delete the checkpoints of several policies after the last step of which all have a whole one: it is repeated."""
     if len(policies) < 2:
         return
-    steps = {policy: checkpoint_steps(run, policy) for policy in policies}
-    common = sorted(set.intersection(*map(set, steps.values())), reverse=True)
-    last = next(
-        (
-            step
-            for step in common
-            if not any(find_damage(checkpoint_folder(run, one) / f"step-{step}") for one in steps)
-        ),
-        0,
-    )
-    for policy, found in steps.items():
-        for step in found:
+    folders = [checkpoint_folder(run, policy) for policy in policies]
+    common = reversed(common_steps(run, policies))
+    last = next((step for step in common if not any(find_damage(one / f"step-{step}") for one in folders)), 0)
+    for policy, folder in zip(policies, folders, strict=True):
+        for step in checkpoint_steps(run, policy):
             if step > last:
-                shutil.rmtree(checkpoint_folder(run, policy) / f"step-{step}")
+                shutil.rmtree(folder / f"step-{step}")
 
 
 class FileChecksum(Struct, frozen=True):
@@ -81,19 +80,24 @@ class FileChecksum(Struct, frozen=True):
     crc32: int
 
 
-class _GroupStep(Struct, frozen=True):
+class _Step(Struct, frozen=True):
     step: int = 0
 
 
 class _StepsOfState(Struct, frozen=True):
     step: int = 0
-    open_groups: tuple[_GroupStep, ...] = ()
+    open_groups: tuple[_Step, ...] = ()
+    best_step: int | None = None
+    kept_step: int | None = None
+    pools: dict[str, tuple[_Step, ...]] = {}
 
 
-def read_best_steps(state_file: Path) -> set[int]:
-    """Return the steps whose checkpoints a run keeps besides the newest: the best, and one from before a collapse."""
-    state = msgspec.json.decode(state_file.read_bytes(), type=dict[str, object])
-    return {step for name in ("best_step", "kept_step") if isinstance(step := state.get(name), int)}
+def read_kept_steps(state_file: Path) -> set[int]:
+    """Return the steps whose checkpoints a run keeps besides the newest: the best, one from before a collapse, and
+    those that self-play meets."""
+    state = msgspec.json.decode(state_file.read_bytes(), type=_StepsOfState)
+    pooled = (one.step for pool in state.pools.values() for one in pool)
+    return {step for step in (state.best_step, state.kept_step, *pooled) if step is not None}
 
 
 def read_last_closed_step(state_file: Path) -> int:

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +12,8 @@ from leyden.runs.checkpoint_files import (
     checkpoint_folder,
     checkpoint_policies,
     checkpoint_steps,
-    read_best_steps,
+    common_steps,
+    read_kept_steps,
     read_last_closed_step,
 )
 from leyden.runs.run_folder import RunFolder, folder_size
@@ -28,7 +29,8 @@ _LEFT_OVER = re.compile(r"\.step-\d+\.draft|step-\d+\.damaged")
 async def prune_run(path: Path, what: Collection[Prunable] = PRUNABLE, keep: int = 1) -> int:
     """Free parts of a run that no process uses; returns the freed bytes.
 
-    Of each policy's checkpoints the newest `keep` and the best stay. Output and spans of rollouts after the newest
+    Checkpoints of the newest `keep` steps that all policies have stay, of later ones, of the best, and those that
+    self-play meets. Output and spans of rollouts after the newest
     checkpoint stay, and those of its open groups, because a run that resumes trains on these rollouts.
     """
     if keep < 1:
@@ -36,13 +38,14 @@ async def prune_run(path: Path, what: Collection[Prunable] = PRUNABLE, keep: int
     with RunFolder(path).lock():
         before = folder_size(path)
         steps = {policy: found for policy in checkpoint_policies(path) if (found := checkpoint_steps(path, policy))}
+        common = common_steps(path, steps)
         if "checkpoints" in what:
             for policy, found in steps.items():
-                _prune_checkpoints(checkpoint_folder(path, policy), found, keep)
-        if steps and {"output", "spans"} & {*what} and (path / "leyden.db").exists():
+                _prune_checkpoints(checkpoint_folder(path, policy), found, common[-keep:])
+        if common and {"output", "spans"} & {*what} and (path / "leyden.db").exists():
             store = await Store(path / "leyden.db").start()
-            newest = [checkpoint_folder(path, policy) / f"step-{found[-1]}" for policy, found in steps.items()]
-            last = min(read_last_closed_step(folder / STATE_FILE) for folder in newest)  # every policy can resume
+            newest = checkpoint_folder(path, next(iter(steps))) / f"step-{common[-1]}"
+            last = read_last_closed_step(newest / STATE_FILE)
             try:
                 run = own_run(path, await store.read(queries.list_run_ids))
                 if run is not None:
@@ -52,8 +55,9 @@ async def prune_run(path: Path, what: Collection[Prunable] = PRUNABLE, keep: int
         return before - folder_size(path)
 
 
-def _prune_checkpoints(path: Path, steps: list[int], keep: int) -> None:
-    kept = {*steps[-keep:], *read_best_steps(path / f"step-{steps[-1]}" / STATE_FILE)}
-    old = [path / f"step-{step}" for step in steps if step not in kept]
+def _prune_checkpoints(path: Path, steps: Sequence[int], newest: Sequence[int]) -> None:
+    """Delete what is older than the `newest` steps, unless it is kept for another reason; all stay if there is none."""
+    others = read_kept_steps(path / f"step-{newest[-1]}" / STATE_FILE) if newest else set()
+    old = [path / f"step-{step}" for step in steps if newest and step < newest[0] and step not in others]
     for folder in (*old, *(folder for folder in path.iterdir() if _LEFT_OVER.fullmatch(folder.name))):
         shutil.rmtree(folder)

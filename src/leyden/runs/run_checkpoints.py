@@ -5,9 +5,16 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from leyden.config import Config, ConfigError, trained_policies
+from leyden.config import Config, ConfigError, policy_configs, trained_policies
 from leyden.models.source import BUNDLED
-from leyden.runs.checkpoint_files import STATE_FILE, checkpoint_folder, checkpoint_steps, find_damage, read_best_step
+from leyden.runs.checkpoint_files import (
+    STATE_FILE,
+    checkpoint_folder,
+    checkpoint_steps,
+    common_steps,
+    find_damage,
+    read_best_step,
+)
 from leyden.runs.run_folder import stored_config
 from leyden.runs.run_names import STORE_NAME, denied, is_run_folder, may_have, run_folders
 
@@ -45,20 +52,24 @@ def choose_policy(run: Path, policy: str | None) -> str:
 
 
 def choose_checkpoint(run: Path, which: str, policy: str | None = None) -> Path:
-    """Return the folder of the best, the last or a numbered checkpoint of a policy that a run trains."""
+    """Return the folder of the best, the last or a numbered checkpoint of a policy that a run trains.
+
+    Best and last are steps of which all policies of the run have one.
+    """
     policy = choose_policy(run, policy)
     folder, steps = checkpoint_folder(run, policy), checkpoint_steps(run, policy)
-    if not steps:
+    common = common_steps(run, trained_policies(stored_config(run)))
+    if not common:
         raise ConfigError(f"{run} has no checkpoint yet: train it for `checkpoints.every` steps, or to its end")
     if which == "last":
-        step = steps[-1]
+        step = common[-1]
     elif which == "best":
-        best = read_best_step(folder / f"step-{steps[-1]}" / STATE_FILE)
+        best = read_best_step(folder / f"step-{common[-1]}" / STATE_FILE)
         if best == 0:
             raise ConfigError(
                 "no checkpoint is better than the model before training: take the last one with --step last"
             )
-        step = steps[-1] if best is None else best
+        step = common[-1] if best is None else best
     else:
         number = which.removeprefix("step-")
         if not number.isdigit():
@@ -75,7 +86,8 @@ def choose_checkpoint(run: Path, which: str, policy: str | None = None) -> Path:
 def with_model(config: Config, model: str, home: Path, step: str | None = None) -> Config:
     """Return a configuration with another model: any, or the checkpoints of a run.
 
-    Of several policies, those that are trained have the checkpoints of the run's policies of their names.
+    Of several policies, those that are trained have the checkpoints of the run's policies of their names. Those that
+    play earlier versions play the model before training, as in the run's own evaluations.
     """
     if not config.policies:
         return replace(config, model=find_checkpoint(model, home, step) or model)
@@ -85,8 +97,13 @@ def with_model(config: Config, model: str, home: Path, step: str | None = None) 
             "`policies.NAME.model`"
         )
     found = {name: find_checkpoint(model, home, step, name) for name in trained_policies(config)}
+    first = {name: own.model for name, own in policy_configs(config).items() if config.policies[name].of is not None}
     policies = {
-        name: replace(policy, model=found[name]) if name in found else policy
+        name: replace(policy, model=found[name])
+        if name in found
+        else replace(policy, of=None, trained=False, model=first[name])
+        if name in first
+        else policy
         for name, policy in config.policies.items()
     }
     return replace(config, policies=policies)

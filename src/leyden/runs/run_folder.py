@@ -39,6 +39,7 @@ _MAY_CHANGE = (
         "training.gradient_checkpointing",
         "training.layout",
         "training.compile",
+        "training.offload",
         "training.devices",
         "training.device_timeout_s",
         "training.restarts",

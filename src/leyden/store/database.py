@@ -57,7 +57,8 @@ class Database:
         """The path or URL to show to a user, without the password."""
         if self.dialect == "sqlite":
             return self.url.database or ""
-        return self.url.difference_update_query(password_keys(self.url.query)).render_as_string(hide_password=True)
+        shown = self.url.set(drivername="postgresql").difference_update_query(password_keys(self.url.query))
+        return shown.render_as_string(hide_password=True)
 
     @property
     def dialect(self) -> str:

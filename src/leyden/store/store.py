@@ -21,6 +21,7 @@ from leyden.api.wire import (
     EventLog,
     GroupScoring,
     Lease,
+    LeaseRequest,
     Scores,
 )
 from leyden.background import start_background, wait_set
@@ -33,7 +34,6 @@ from leyden.store.read import queries
 from leyden.store.write import attempts, queue, recording, runs, scoring
 from leyden.store.write.lease_dispatcher import LeaseDispatcher
 from leyden.store.write.lease_expiry import LeaseExpiry
-from leyden.store.write.queue import LeaseQuery
 from leyden.store.write.writer import Notifications, Transaction, Writer
 
 P = ParamSpec("P")
@@ -165,9 +165,9 @@ class Store:
         while await asyncio.to_thread(self.database.shrink):
             pass
 
-    async def lease(self, request: LeaseQuery, wait: float = 0.0) -> list[Lease]:
+    async def lease(self, request: LeaseRequest) -> list[Lease]:
         """Lease rollouts; if there are none, wait for some. The server adds keys and its address to the leases."""
-        return await self._dispatcher.lease(request, wait)
+        return await self._dispatcher.lease(request)
 
     def withdraw(self, worker: str | None = None, run: str | None = None) -> None:
         """Answer waiting requests at once: those of a worker that is about to stop, or for a run that is done."""
@@ -225,7 +225,7 @@ class Store:
             with suppress(StoreError):  # the next operation says so too
                 await self.write(lambda _: None)
 
-    async def _lease(self, requests: Sequence[LeaseQuery]) -> list[list[Lease]]:
+    async def _lease(self, requests: Sequence[LeaseRequest]) -> list[list[Lease]]:
         return await self.write(queue.lease, requests)
 
     async def _return_lease(self, leased: Lease) -> None:

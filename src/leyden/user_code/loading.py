@@ -67,10 +67,7 @@ def load_callable(reference: str, base: str) -> AnyCallable:
     else:
         source, colon, name = reference.rpartition(":")
         if not colon or not source or not name:
-            raise LoadError(
-                f"{reference!r} does not name a callable: write module:name or path/to/file.py:name "
-                "(or, for an agent, an existing command)"
-            )
+            raise _no_name(reference, base)
         if source.endswith(".py"):
             module = _import_file(reference, Path(base, source))
         else:
@@ -81,14 +78,28 @@ def load_callable(reference: str, base: str) -> AnyCallable:
     return cast(AnyCallable, found)
 
 
+def _no_name(reference: str, base: str) -> LoadError:
+    if reference.endswith(".py"):
+        file = Path(base, reference)
+        if not file.is_file():
+            return LoadError(f"{reference!r}: there is no file {file.resolve()}")
+        return LoadError(f"{reference!r} is a file: to use a function of it, write {reference}:NAME")
+    return LoadError(
+        f"{reference!r} does not name a callable: write module:name or path/to/file.py:name "
+        "(or, for an agent, an existing command)"
+    )
+
+
 def check_reference(reference: str, base: str) -> None:
     """Raise `LoadError` if a reference names a file, module or name that does not exist, without importing it.
 
     Names that code creates when it is imported are not known here: only a module that creates none is searched.
     """
     source, colon, name = reference.rpartition(":")
-    if reference.endswith(".pkl") or not colon or not source or not name:
-        return  # `load_callable` says what is wrong
+    if reference.endswith(".pkl"):
+        return
+    if not colon or not source or not name:
+        raise _no_name(reference, base)
     path = Path(base, source)
     if not source.endswith(".py"):
         if source in sys.modules:
@@ -110,6 +121,23 @@ def check_reference(reference: str, base: str) -> None:
     first = name.partition(".")[0]
     if names is not None and first not in names:
         raise LoadError(f"{reference!r}: {path.stem} has no {first!r}{_nearest(first, names)}")
+
+
+def missing_packages(reference: str, base: str) -> list[str]:
+    """Return the packages that the file of a reference imports at its top level and that are not installed here."""
+    path = Path(base, reference.rpartition(":")[0])
+    if path.suffix != ".py" or b"sys.path" in (text := path.read_bytes()):
+        return []
+    names: list[str] = []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.append(node.module)
+    beside = [str(path.parent.resolve())]
+    packages = [one for one in dict.fromkeys(name.partition(".")[0] for name in names) if one not in sys.modules]
+    elsewhere = [one for one in packages if importlib.machinery.PathFinder.find_spec(one, beside) is None]
+    return [one for one in elsewhere if importlib.util.find_spec(one) is None]
 
 
 def _likely_agent(file: Path) -> str | None:

@@ -3,7 +3,8 @@
 import gc
 from typing import Any
 
-from leyden.client.host_protocol import AttemptEnd, MessagePipe, StepReward
+from leyden.api.wire import FinishRequest
+from leyden.client.host_protocol import CodeReturned, MessagePipe, StepReward
 from leyden.client.tracing.context import current_attempt
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Reward, RewardKind
@@ -19,10 +20,10 @@ def forge(task: dict[str, Any]) -> str:
             pipe.send(StepReward(attempt, Reward("forged-2", 1e6, RewardKind.AUTOMATIC, source="reward")))
             pipe.send(StepReward(attempt, Reward("given", 0.5, RewardKind.STEP, source="reward")))
         case "stranger":
-            pipe.send(AttemptEnd("other.0.1", Outcome(Ending.AGENT_ERROR, "forged")))
+            pipe.send(CodeReturned("other.0.1", FinishRequest(Outcome(Ending.AGENT_ERROR, "forged"))))
             pipe.send(StepReward("other.0.1", Reward("forged-3", 1e6, RewardKind.STEP)))
         case "free":
-            pipe.send(AttemptEnd(attempt, Outcome(Ending.LOST, "forged"), retry=Retry.FREE))
+            pipe.send(CodeReturned(attempt, FinishRequest(Outcome(Ending.LOST, "forged"), retry=Retry.FREE)))
         case "huge":
             pipe._socket.sendall((200 << 20).to_bytes(4, "big"))
         case "noise":

@@ -41,13 +41,15 @@ def act(task: dict[str, Any]) -> Any:
         case "real-time":
             os.kill(os.getpid(), signal.SIGRTMIN + 6)
         case "think":
-            import openai
+            import httpx
 
             with leyden.span("thinking", role="thinker"):
-                said = openai.OpenAI().chat.completions.create(
-                    model="any", messages=[{"role": "user", "content": "Say number 3"}]
+                said = httpx.post(
+                    f"{os.environ['OPENAI_BASE_URL']}/chat/completions",
+                    headers={"authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"},
+                    json={"model": "any", "messages": [{"role": "user", "content": "Say number 3"}]},
                 )
-                assert said.choices[0].message.content == "3"
+                assert said.json()["choices"][0]["message"]["content"] == "3"
                 time.sleep(600)
     return 1.0
 

@@ -11,14 +11,13 @@ from modelserving import END, eventually
 from openai import AsyncOpenAI
 from worker_harness import WorkerHarness
 
-from leyden.api.wire import Lease
+from leyden.api.wire import FinishRequest, Lease
 from leyden.client.attempt.active_attempt import ActiveAttempt, TimeLimit
-from leyden.client.host_protocol import AttemptEnd
 from leyden.engine.protocol import EngineRequest, TokenChunk
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Attempt, CallStatus, Purpose, Task
 
-RETURNED = AttemptEnd("g.0.1", Outcome(Ending.SUCCEEDED), output="printed")
+RETURNED = FinishRequest(Outcome(Ending.SUCCEEDED), output="printed")
 
 
 def active_attempt() -> ActiveAttempt:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy
 import pytest
+from msgspec.structs import replace
 
 import leyden
 from leyden.client.attempt.outcome import end_of_attempt
@@ -22,6 +23,7 @@ from leyden.client.attempt.result import (
     split_returned,
     to_json,
 )
+from leyden.client.host_protocol import HostSetup
 from leyden.outcomes import Ending
 
 
@@ -83,9 +85,10 @@ def test_any_result_can_be_written() -> None:
 
 def test_a_part_of_a_result_is_never_scored() -> None:
     value = ["x"] * MAX_RESULT_BYTES
-    scored = end_of_attempt("a.1", value, has_reward_function=True)
+    setup = HostSetup("agent.py:act", ".", (), "", "", concurrency=1, has_reward_function=False)
+    scored = end_of_attempt(value, replace(setup, has_reward_function=True))
     assert scored.outcome.ending is Ending.AGENT_ERROR and "the result is too large" in scored.outcome.message
-    rewarded = end_of_attempt("a.1", leyden.Result(value, 0.5), has_reward_function=False)
-    assert (rewarded.outcome.ending, rewarded.reward) == (Ending.SUCCEEDED, 0.5)
+    rewarded = end_of_attempt(leyden.Result(value, 0.5), setup)
+    assert rewarded.outcome.ending is Ending.SUCCEEDED and [reward.value for reward in rewarded.rewards] == [0.5]
     for end in (scored, rewarded):  # what is recorded
-        assert "(cut: the result has" in msgspec.json.decode(end.result)
+        assert "(cut: the result has" in end.result

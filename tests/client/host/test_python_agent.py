@@ -9,12 +9,16 @@ import pytest
 from modelserving import eventually
 from worker_harness import WorkerHarness
 
+from leyden.api.wire import Lease
 from leyden.client.host.python_agent import CallableAgent, ClassAgent
-from leyden.client.host_protocol import Invocation
 from leyden.outcomes import Ending
+from leyden.records import Attempt, Purpose, Task
 from leyden.user_code.loading import LoadError
 
-ATTEMPT = Invocation("a.1", "a", "", key="key", base_url="http://127.0.0.1:1/v1")
+ATTEMPT = Lease(
+    *(Attempt("a.0.1", "r", "a.0", 1, "w", None, 0.0, 60.0), Task("t", 1), Purpose.TRAIN, 60.0),
+    *("key", "http://127.0.0.1:1", f"00-{'1' * 32}-{'2' * 16}-01"),
+)
 
 
 async def test_an_instance_is_kept_between_rollouts_and_closed_at_the_end(
@@ -127,7 +131,7 @@ async def test_an_instance_whose_attempt_is_stopped_while_it_is_made_is_kept() -
 
 def test_an_agent_takes_the_task_and_the_attempt_by_name() -> None:
     assert CallableAgent(lambda task: task, "f").bind(1, ATTEMPT)() == 1
-    assert CallableAgent(lambda question, attempt: (question, attempt.id), "f").bind(1, ATTEMPT)() == (1, "a.1")
+    assert CallableAgent(lambda question, attempt: (question, attempt.id), "f").bind(1, ATTEMPT)() == (1, "a.0.1")
     assert CallableAgent(lambda task, *, attempt=None, tries=3: (attempt.key, tries), "f").bind(1, ATTEMPT)() == (
         "key",
         3,

@@ -50,6 +50,17 @@ async def test_a_shell_script_asks_with_curl(harness: WorkerHarness) -> None:
             assert episode.attempt.pool is None
 
 
+async def test_with_fixed_seeds_a_command_finds_the_seed_of_its_task(harness: WorkerHarness, tmp_path: Path) -> None:
+    script = tmp_path / "seeds.sh"
+    script.write_text('echo "\\"$LEYDEN_SEED $PYTHONHASHSEED\\""\n')
+    await harness.open()
+    for group, n in (("a", 1), ("b", 1), ("c", 2)):
+        await harness.queue(group, {"n": n})
+    with harness.worker(f"sh {script}", fixed_seeds=True):
+        first, same, other = [(await harness.episode(group)).attempt.result for group in "abc"]
+    assert first == same != other and str(first).endswith(" 0") and str(first)[0].isdigit()
+
+
 async def test_a_node_script_asks_with_fetch_and_sends_a_span(harness: WorkerHarness) -> None:
     await harness.open()
     await harness.queue("g", {"n": 12})

@@ -13,13 +13,15 @@ from modelserving import eventually
 from msgspec.structs import replace
 from worker_harness import AGENTS
 
-from leyden.client.host_protocol import AttemptEnd, HostSetup, Invocation, StopAttempt
+from leyden.api.wire import FinishRequest, Lease
+from leyden.client.host_protocol import CodeReturned, HostSetup, RunAttempt, StopAttempt
 from leyden.client.isolation.launcher import Launch
 from leyden.client.isolation.options import IsolationOptions, SandboxUnavailable
 from leyden.client.runners import host_process
 from leyden.client.runners.host_process import AGENT_HOST, HostProcess
 from leyden.config.schema import RolloutConfig
 from leyden.outcomes import Ending
+from leyden.records import Attempt, Purpose, Task
 
 SETUP = HostSetup(
     agent="hanging.py:act",
@@ -53,28 +55,30 @@ async def solve(task):
 """
 
 
-async def ends_of(folder: Path, *messages: Invocation | StopAttempt) -> dict[str, AttemptEnd]:
+async def ends_of(folder: Path, *messages: RunAttempt | StopAttempt) -> dict[str, FinishRequest]:
     """The ends that a host reports after some messages, which it receives at once."""
     (folder / "agent.py").write_text(AGENT)
     setup = replace(SETUP, agent="agent.py:solve", base=str(folder), concurrency=2)
     host = await HostProcess.start(AGENT_HOST, setup)
-    ends: dict[str, AttemptEnd] = {}
+    ends: dict[str, FinishRequest] = {}
     try:
         for message in messages:
             host._stream.send(message)
-        expected = {message.id if isinstance(message, Invocation) else message.attempt for message in messages}
+        expected = {message.lease.id if isinstance(message, RunAttempt) else message.attempt for message in messages}
         async with asyncio.timeout(20):
             while ends.keys() < expected:
                 event = await host._stream.receive()
-                if isinstance(event, AttemptEnd):
-                    ends[event.attempt] = event
+                if isinstance(event, CodeReturned):
+                    ends[event.attempt] = event.report
     finally:
         await host.close(kill=True)
     return ends
 
 
-def start(attempt: str, task: str) -> Invocation:
-    return Invocation(attempt, attempt.partition(".")[0], f"00-{'1' * 32}-{'2' * 16}-01", task)
+def start(attempt: str, task: Any) -> RunAttempt:
+    leased = Attempt(attempt, "r", attempt.partition(".")[0], 1, "w", None, 0.0, 60.0)
+    traceparent = f"00-{'1' * 32}-{'2' * 16}-01"
+    return RunAttempt(Lease(leased, Task("t", task), Purpose.TRAIN, 60.0, "key", SETUP.server, traceparent))
 
 
 async def test_an_attempt_that_is_stopped_before_it_begins_has_an_end(tmp_path: Path) -> None:
@@ -88,13 +92,46 @@ async def test_an_attempt_whose_task_is_cancelled_after_its_code_returned_has_it
     assert ends["a.1"].outcome.ending is Ending.SUCCEEDED
 
 
+DRAWS = """
+import random
+
+import numpy
+
+
+def draw(task):
+    return [random.random(), numpy.random.rand(), hash("text"), list({"some", "words", "in", "a", "set"})]
+"""
+
+
+async def test_with_fixed_seeds_every_attempt_of_a_task_draws_the_same_in_every_process(tmp_path: Path) -> None:
+    (tmp_path / "draws.py").write_text(DRAWS)
+    setup = replace(SETUP, agent="draws.py:draw", base=str(tmp_path), fixed_seeds=True)
+    drawn: dict[str, list[str]] = {"t": [], "u": []}
+    for process in range(2):
+        host = await HostProcess.start(AGENT_HOST, setup)
+        ended: asyncio.Queue[object] = asyncio.Queue()
+        listening = asyncio.create_task(host.listen(ended.put_nowait))
+        try:
+            for task in ("t", "u", "t"):
+                host._stream.send(start(f"{task}.{process}", task))
+                async with asyncio.timeout(60):
+                    end = await ended.get()
+                assert isinstance(end, CodeReturned) and end.report.outcome.ending is Ending.SUCCEEDED, end
+                drawn[task].append(repr(end.report.result))
+        finally:
+            listening.cancel()
+            await host.close(kill=True)
+    assert len(set(drawn["t"])) == len(set(drawn["u"])) == 1
+    assert drawn["t"][0] != drawn["u"][0]
+
+
 async def test_a_host_whose_agents_hold_too_much_shared_memory_is_killed_and_says_so() -> None:
     host = await HostProcess.start(
         AGENT_HOST,
         replace(SETUP, agent="hoarding.py:act", isolation=IsolationOptions(rollout=RolloutConfig(memory_mb=400))),
     )
     try:
-        host._stream.send(Invocation("a.1", "a", f"00-{'1' * 32}-{'2' * 16}-01", {"shared_mb": 500}))
+        host._stream.send(start("a.1", {"shared_mb": 500}))
         async with asyncio.timeout(60):
             await host.listen(lambda event: None)
             reason = await host.exit_reason()
@@ -118,7 +155,7 @@ async def test_an_end_and_the_reply_to_a_stop_do_not_wait_for_spans(tmp_path: Pa
     address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     setup = replace(SETUP, agent="agent.py:solve", base=str(tmp_path), server=address)
     host = await HostProcess.start(AGENT_HOST, setup)
-    ends: asyncio.Queue[AttemptEnd] = asyncio.Queue()
+    ends: asyncio.Queue[CodeReturned] = asyncio.Queue()
     listening = asyncio.create_task(host.listen(ends.put_nowait))  # type: ignore[arg-type]
     try:
         async with asyncio.timeout(20):  # an export may take 30 s

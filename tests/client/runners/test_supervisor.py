@@ -12,9 +12,9 @@ from modelserving import eventually
 from worker_harness import AGENTS, WorkerHarness, alive, in_sections
 
 from leyden.api.client import Remote
-from leyden.api.wire import Lease, LeaseRequest
+from leyden.api.wire import FinishRequest, Lease, LeaseRequest
 from leyden.client.attempt.active_attempt import ActiveAttempt
-from leyden.client.host_protocol import AttemptEnd, StopReply
+from leyden.client.host_protocol import CodeReturned, StopReply
 from leyden.client.runners.supervisor import RunnerSupervisor
 from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.worker import work
@@ -125,12 +125,12 @@ class TracedRunner:
 
     def __init__(self) -> None:
         self.flushing, self.flushed, self.closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.ends: asyncio.Queue[AttemptEnd] = asyncio.Queue()
+        self.ends: asyncio.Queue[CodeReturned] = asyncio.Queue()
 
     def start_attempt(self, lease: Lease, addresses: dict[str, str]) -> None:
-        self.ends.put_nowait(AttemptEnd(lease.attempt.id, Outcome(Ending.SUCCEEDED), has_spans=True))
+        self.ends.put_nowait(CodeReturned(lease.id, FinishRequest(Outcome(Ending.SUCCEEDED)), has_spans=True))
 
-    async def listen(self, on_event: Callable[[AttemptEnd], None]) -> None:
+    async def listen(self, on_event: Callable[[CodeReturned], None]) -> None:
         while True:
             on_event(await self.ends.get())
 

@@ -106,14 +106,15 @@ async def test_a_trace_reads_from_agent_to_tool_to_call(harness: WorkerHarness, 
         assert episode.output == ""
 
 
-async def test_200_rollouts_of_all_frameworks_in_one_process_keep_apart(harness: WorkerHarness) -> None:
+@pytest.mark.parametrize("rollouts", [48, pytest.param(200, marks=pytest.mark.slow)])
+async def test_rollouts_of_all_frameworks_in_one_process_keep_apart(harness: WorkerHarness, rollouts: int) -> None:
     await harness.open()
     harness.server.say = say
     agents = [*CALLS, ROOTED]
-    tasks = [{"n": n, "of": 200, "agent": agents[n % len(agents)]} for n in range(200)]
+    tasks = [{"n": n, "of": rollouts, "agent": agents[n % len(agents)]} for n in range(rollouts)]
     await asyncio.gather(*(harness.queue(f"g{task['n']}", task) for task in tasks))
-    with harness.worker("mixed.py:solve", concurrency=200):
-        for n in range(200):
+    with harness.worker("mixed.py:solve", concurrency=rollouts):
+        for n in range(rollouts):
             episode = await episode_of(harness, f"g{n}")
             assert episode.final_reward(-1.0) == n, episode.attempt.outcome
             assert paths(episode) == CALLS.get(agents[n % len(agents)], [(None, ["root"])])

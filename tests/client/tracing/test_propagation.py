@@ -11,14 +11,15 @@ from worker_harness import WorkerHarness
 from leyden.records import trace_id
 
 
-async def test_200_rollouts_in_one_process_with_every_client_at_once_land_on_their_own_attempts(
-    harness: WorkerHarness,
+@pytest.mark.parametrize("rollouts", [48, pytest.param(200, marks=pytest.mark.slow)])
+async def test_rollouts_in_one_process_with_every_client_at_once_land_on_their_own_attempts(
+    harness: WorkerHarness, rollouts: int
 ) -> None:
     await harness.open()
-    for n in range(200):
-        await harness.queue(f"g{n}", {"n": n, "of": 200})
-    with harness.worker("clients.py:solve", reward="scores.py:all_said", concurrency=200):
-        for n in range(200):
+    for n in range(rollouts):
+        await harness.queue(f"g{n}", {"n": n, "of": rollouts})
+    with harness.worker("clients.py:solve", reward="scores.py:all_said", concurrency=rollouts):
+        for n in range(rollouts):
             (episode,) = await harness.episodes(f"g{n}", timeout_s=120)
             assert [call.response["content"] for call in episode.calls] == [f"{n}"] * 5, episode.attempt.outcome
             assert episode.final_reward(0.0) == 1.0

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -22,6 +23,8 @@ from leyden.engine.torch.process import TorchProcess
 from leyden.engine.torch.wire import EngineProcessOptions
 from leyden.engine.weight_files import WeightFiles
 from leyden.models.source import find_model
+from leyden.process.host import ProcessHost
+from leyden.process.place import FindPlace, Place, RemotePlace, this_machine
 
 SPARK = find_model("spark", ".").folder
 STAND_IN = """
@@ -63,12 +66,13 @@ class StandIn:
         monkeypatch.setattr(process_module, "module_command", lambda module: command)
 
     @asynccontextmanager
-    async def started(self) -> AsyncIterator[TorchProcess]:
+    async def started(self, find_place: FindPlace = this_machine) -> AsyncIterator[TorchProcess]:
         options = EngineProcessOptions(model="", dtype="float32", slots=4)
         with closing(WeightFiles()) as files:
             written = await files.write(self.model.named_parameters, 1)
             (self.folder / "checksums").write_text(str(dict(written.checksums)).replace("'", '"'))
-            async with TorchProcess(options, {}, files, self.folder / "log", self.model.named_parameters, 1) as process:
+            parameters = self.model.named_parameters
+            async with TorchProcess(options, {}, files, self.folder / "log", parameters, 1, find_place) as process:
                 yield process
 
     @property
@@ -94,12 +98,72 @@ async def test_a_killed_process_is_started_again_with_the_latest_weights(stand_i
         assert stand_in.loaded == [1, 2, 2, 3] and process.pid != before and not process.is_down
 
 
+async def test_it_is_started_on_another_machine_when_one_is_lost_and_gets_its_weights_there(stand_in: StandIn) -> None:
+    hosts = [ProcessHost(), ProcessHost()]
+    places = [await host.open("127.0.0.1", "a node") for host in hosts]
+    left = iter(places)
+
+    async def find_place() -> Place:
+        return next(left)
+
+    async with stand_in.started(find_place) as process:
+        await process.publish(ModelUpdate(stand_in.model), 2)
+        assert weight_files(places[0]) == ["2/000000.safetensors", "2/000001.safetensors"]
+        hosts[0].close()
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        await eventually(lambda: stand_in.loaded == [1, 2, 2])
+        await process.publish(ModelUpdate(stand_in.model), 3)
+        assert weight_files(places[1]) == ["3/000000.safetensors", "3/000001.safetensors"]
+    hosts[1].close()
+
+
+async def test_it_is_started_again_if_the_disk_of_its_machine_has_no_room_for_weights(stand_in: StandIn) -> None:
+    hosts = [ProcessHost(), ProcessHost()]
+    places = iter([await host.open("127.0.0.1", "a node") for host in hosts])
+
+    async def find_place() -> Place:
+        return next(places)
+
+    async with stand_in.started(find_place) as process:
+        weights = hosts[0]._folder / "weights"
+        shutil.rmtree(weights)
+        weights.touch()  # so that the next ones cannot be written
+        async with asyncio.timeout(60):
+            await process.publish(ModelUpdate(stand_in.model), 2)
+        assert stand_in.loaded == [1, 2] and not process.is_down
+    for host in hosts:
+        host.close()
+
+
+async def test_weights_stay_while_a_slow_process_loads_them(stand_in: StandIn) -> None:
+    async with stand_in.started() as process:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        publishing = asyncio.create_task(process.publish(ModelUpdate(stand_in.model), 2))
+        await eventually(process._changing.locked)
+        with process._files.reading() as second:
+            pass
+        late = asyncio.create_task(process.publish(ModelUpdate(stand_in.model), 3))
+        third = await process._files.write(stand_in.model.named_parameters, 3)  # as another replica would
+        latest = await process._files.write(stand_in.model.named_parameters, 4)
+        assert second.folder.exists() and latest.folder.exists() and not third.folder.exists()
+        os.kill(process.pid, signal.SIGCONT)
+        await asyncio.gather(publishing, late)
+        assert stand_in.loaded == [1, 2, 4] and not second.folder.exists()
+
+
+def weight_files(place: RemotePlace) -> list[str]:
+    folder = Path(place.folder) / "weights"
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*.safetensors"))
+
+
 async def test_weights_that_are_published_while_it_is_down_arrive_with_its_next_start(stand_in: StandIn) -> None:
     async with stand_in.started() as process:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)
         publishing = asyncio.create_task(process.publish(ModelUpdate(stand_in.model), 2))
-        await asyncio.sleep(0.01)
+        await eventually(process._changing.locked)  # it has been told to load them
         assert not publishing.done()
         os.kill(process.pid, signal.SIGKILL)
         await publishing
@@ -161,5 +225,5 @@ async def test_a_real_engine_serves_what_is_published_also_after_it_was_killed(t
             assert await engine.is_ready()
             check(changed(3), await complete(engine, make_request((1, 2, 3))))
             await engine.close()
-            folder = process._folder
+            folder = process._folder.path
         assert not folder.exists()

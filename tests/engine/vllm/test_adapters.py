@@ -1,9 +1,11 @@
 """LoRA adapters in a real vLLM on the CPU: each version is sampled with its own adapter, also after a crash."""
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -25,17 +27,20 @@ from spark_vllm import (
     spark,
     versions,
 )
+from spark_vllm import running as count_running
 from torch import Tensor
 
 from leyden.config import AdapterConfig
 from leyden.engine.protocol import EngineError, LoraWeights
-from leyden.engine.vllm.backend import VllmBackend
+from leyden.engine.vllm.adapters import AdapterBackend, AdapterServer
 from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.launch import adapter_arguments
+from leyden.engine.vllm.process import RunningVllm
 from leyden.engine.vllm.publisher import AdapterTransfer
 from leyden.engine.weight_files import WeightFiles
 from leyden.learner.lora import LoraAdapter
 from leyden.process import guardian
+from leyden.records import Sampling
 from leyden.rendering.tokenizer import Tokenizer
 
 RANK = 4
@@ -78,27 +83,32 @@ def test_an_adapter_and_its_base_are_the_served_model() -> None:
     torch.testing.assert_close(merged, adapter._served.get_submodule(layer).weight.detach())
 
 
+SETTINGS: dict[str, Any] = {"context_length": 1024, "vocab_size": 1024, "concurrency": 32}
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmBackend]:
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AdapterServer]:
     log = tmp_path_factory.mktemp("adapters") / "vllm.log"
-    adapter = trained(3)
-    backend = VllmBackend(
-        replace(OPTIONS, arguments=(*OPTIONS.arguments, *adapter_arguments(RANK))),
+    writer, checker = trained(3), trained(103)
+    server = AdapterServer(
+        replace(OPTIONS, arguments=(*OPTIONS.arguments, *adapter_arguments(RANK, 2))),
         log,
-        adapter.base_tensors,
-        adapter=adapter.weights,
-        context_length=1024,
-        vocab_size=1024,
-        concurrency=32,
+        writer.base_tensors,
+        {"writer": (writer.weights, 3), "checker": (checker.weights, 103)},
         files=WeightFiles(),
         tokenizer=Tokenizer.load(SPARK).control_json,
-        version=3,
+        **SETTINGS,
     )
     try:
-        await backend.start()
-        yield backend
+        await server.start()
+        yield server
     finally:
-        await backend.stop()
+        await server.stop()
+
+
+@pytest.fixture
+def backend(server: AdapterServer) -> AdapterBackend:
+    return AdapterBackend(server, "writer")
 
 
 async def samples_version(engine: VllmEngine, version: int) -> bool:
@@ -111,7 +121,7 @@ async def samples_version(engine: VllmEngine, version: int) -> bool:
 @pytest.mark.slow
 @needs_vllm
 @pytest.mark.asyncio(loop_scope="module")
-async def test_each_version_is_sampled_with_its_own_adapter(backend: VllmBackend) -> None:
+async def test_each_version_is_sampled_with_its_own_adapter(backend: AdapterBackend) -> None:
     engine = VllmEngine(backend.address)
     assert await samples_version(engine, 3)
     for version in (4, 5, 4):  # the best checkpoint is published again under its own version
@@ -126,13 +136,17 @@ async def test_each_version_is_sampled_with_its_own_adapter(backend: VllmBackend
 @pytest.mark.slow
 @needs_vllm
 @pytest.mark.asyncio(loop_scope="module")
-async def test_an_adapter_that_did_not_arrive_is_found(backend: VllmBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def skip(self: AdapterTransfer, client: object, adapter: LoraWeights, *rest: object) -> dict[str, Tensor]:
+async def test_an_adapter_that_did_not_arrive_is_found(
+    backend: AdapterBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def skip(
+        self: AdapterTransfer, client: object, policy: str, adapter: LoraWeights, *rest: object
+    ) -> dict[str, Tensor]:
         return adapter.tensors
 
     with monkeypatch.context() as patch:
         patch.setattr(AdapterTransfer, "send", skip)
-        patch.setattr(type(backend._server), "recovered", _never)
+        patch.setattr(type(backend._server._server), "recovered", _never)
         with pytest.raises(EngineError, match=r"after publishing, \d+ of \d+ tensors in the engine differ"):
             await backend.publish(AdapterUpdate(trained(6)), 6)
     await backend.publish(AdapterUpdate(trained(7)), 7)
@@ -145,14 +159,16 @@ async def _never(self: object) -> bool:
 @pytest.mark.slow
 @needs_vllm
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_restarted_server_gets_the_latest_adapter(backend: VllmBackend) -> None:
+async def test_a_restarted_server_gets_the_latest_adapter_of_every_policy(backend: AdapterBackend) -> None:
     await backend.publish(AdapterUpdate(trained(8)), 8)
-    found = psutil.Process(backend._server.pid).children(recursive=True)  # type: ignore[union-attr]
+    found = psutil.Process(backend._server._server.pid).children(recursive=True)  # type: ignore[union-attr]
     os.kill(next(process.pid for process in found if process.name() != guardian.NAME), signal.SIGKILL)
-    assert await backend._server.recovered()
-    engine = VllmEngine(backend.address)
-    assert await samples_version(engine, 8)
-    await engine.close()
+    assert await backend._server._server.recovered()
+    checker = AdapterBackend(backend._server, "checker").address
+    for address, version in ((backend.address, 8), (checker, checker.version)):
+        engine = VllmEngine(address)
+        assert await samples_version(engine, version)
+        await engine.close()
 
 
 @pytest.mark.slow
@@ -160,18 +176,92 @@ async def test_a_restarted_server_gets_the_latest_adapter(backend: VllmBackend) 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_weights_that_the_adapter_does_not_belong_to_are_refused(tmp_path: Path) -> None:
     adapter = trained(3)
-    backend = VllmBackend(
+    server = AdapterServer(
         replace(OPTIONS, arguments=(*OPTIONS.arguments, *adapter_arguments(RANK))),
         tmp_path / "vllm.log",
         changed(1).named_parameters,
-        adapter=adapter.weights,
-        context_length=1024,
-        vocab_size=1024,
-        concurrency=32,
+        {"policy": (adapter.weights, 3)},
         files=WeightFiles(),
+        **SETTINGS,
     )
     try:
         with pytest.raises(EngineError, match=r"before the adapter is loaded, .* differ from the trainer's"):
-            await backend.start()
+            await AdapterBackend(server, "policy").start()
     finally:
-        await backend.stop()
+        await server.stop()
+
+
+@pytest.mark.slow
+@needs_vllm
+@pytest.mark.asyncio(loop_scope="module")
+async def test_one_adapter_is_published_while_the_requests_of_the_other_run(server: AdapterServer) -> None:
+    backends = {name: AdapterBackend(server, name) for name in ("writer", "checker")}
+    engines = {name: VllmEngine(backend.address) for name, backend in backends.items()}
+    first = {name: backend.address.version for name, backend in backends.items()}
+    long = {name: [*prompt(seed)] for name, seed in (("writer", 1), ("checker", 2))}
+    running = {name: asyncio.create_task(collect(engine, request(long[name], 800))) for name, engine in engines.items()}
+    while await count_running(str(server._server.location)) < 2:  # noqa: ASYNC110 - vLLM does not announce it
+        await asyncio.sleep(0.05)
+    engines["writer"].hold()
+    await backends["writer"].publish(AdapterUpdate(trained(9)), 9)
+    assert not running["checker"].done()
+    engines["writer"].resume(9)
+    found = {name: await task for name, task in running.items()}
+    assert set(versions(found["checker"])) == {first["checker"]}
+    assert set(versions(found["writer"])) == {first["writer"], 9}
+    for name, chunks in found.items():
+        sampled, seen = ids(chunks), versions(chunks)
+        for version in set(seen):
+            scores = scored(trained(version)._served, long[name], sampled)
+            pairs = zip(logprobs(chunks), scores, seen, strict=True)
+            own = [(ours, theirs) for ours, theirs, of in pairs if of == version]
+            assert close([ours for ours, _ in own], [theirs for _, theirs in own]), (name, version)
+    greedy = request(prompt(5), sampling=Sampling(temperature=0))
+    answers = {name: ids(await collect(engine, greedy)) for name, engine in engines.items()}
+    assert answers["writer"] != answers["checker"]
+    for engine in engines.values():
+        await engine.close()
+
+
+class Recorder:
+    """Records what a vLLM is told."""
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+
+    def __getattr__(self, told: str) -> Any:
+        async def record(*given: object) -> int:
+            self._events.append(" ".join([told, *(str(one) for one in given if isinstance(one, str | int))]))
+            return 1
+
+        return record
+
+
+@pytest.mark.parametrize("policies", [("writer",), ("writer", "checker")])
+async def test_only_a_policy_that_has_vllm_for_itself_pauses_it(
+    policies: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, events = trained(1), list[str]()
+    first = {name: (adapter.weights, number) for number, name in enumerate(policies)}
+    url = "unix:/nowhere.sock"
+    server = AdapterServer(
+        OPTIONS, tmp_path / "log", adapter.base_tensors, first, files=WeightFiles(), url=url, **SETTINGS
+    )
+    recorder: Any = Recorder(events)
+    monkeypatch.setattr(server, "_publisher", recorder)
+    monkeypatch.setattr(server, "_new_publisher", lambda: recorder)
+    monkeypatch.setattr(RunningVllm, "start", recorder.start)
+    backends = [AdapterBackend(server, name) for name in policies]
+    for backend in backends:
+        await backend.start()
+    sent = [f"send_adapter {name} {number}" for number, name in enumerate(policies)]
+    assert events == ["start", "pause", *sent, "resume"]
+    events.clear()
+    await backends[0].publish(AdapterUpdate(adapter), 7)
+    alone = len(policies) == 1
+    assert events == ["pause", "send_adapter writer 7", "resume"] if alone else ["send_adapter writer 7"]
+    events.clear()
+    await server._restarted()
+    assert events == ["pause", "send_adapter writer 7", *sent[1:], "resume"]
+    assert [backend.address.version for backend in backends] == [7, 1][: len(policies)]
+    await server.stop()

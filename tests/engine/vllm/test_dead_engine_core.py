@@ -117,7 +117,7 @@ async def test_requests_say_that_they_wait_until_a_restarted_vllm_answers(
 async def test_a_request_does_not_wait_for_ever(
     vllm: tuple[FrontEnd, VllmEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "_RESTART_LIMIT_S", 0.0)
+    monkeypatch.setattr(http, "RESTART_LIMIT_S", 0.0)
     front_end, engine = vllm
     front_end.status, front_end.health_status = 500, 503
     with pytest.raises(EngineLost, match="not healthy"):

@@ -204,7 +204,7 @@ async def test_the_time_of_a_publication_does_not_include_the_optimiser_step(
 async def test_a_server_process_reaches_vllm_by_its_address_until_the_trainer_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("leyden.engine.vllm.http._RESTART_LIMIT_S", 0.0)
+    monkeypatch.setattr("leyden.engine.vllm.http.RESTART_LIMIT_S", 0.0)
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=theirs)
     async with connected(VllmAddress("/s", 1024, 512, 32, version=4), reader, writer) as (engine, lost):

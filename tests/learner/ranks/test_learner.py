@@ -7,6 +7,7 @@ import asyncio
 import os
 import resource
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -18,15 +19,18 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from leyden.config import AdapterConfig, AlgorithmConfig, Config, TrainingConfig
 from leyden.learner.checkpoint import Checkpoints
+from leyden.learner.errors import RankLost
 from leyden.learner.loading import read_model
 from leyden.learner.local import LocalLearner, TrainedPolicy
+from leyden.learner.moments import beside_and_moments
 from leyden.learner.objective import objective_of
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import Learner, OldLogprobs, TrainerState, Update, UpdateMetrics
-from leyden.learner.ranks.errors import RankLost
+from leyden.learner.ranks import processes
 from leyden.learner.ranks.learner import RankedLearner
 from leyden.learner.ranks.messages import RankSetup
 from leyden.learner.ranks.processes import RankProcesses
+from leyden.learner.sharded_files import read_shards
 from leyden.models.source import ModelSource
 from leyden.orchestrator.algorithm.resolve import algorithm_of
 from leyden.orchestrator.disk_room import is_disk_full
@@ -88,7 +92,7 @@ async def ranked(ranks: RankProcesses, config: Config, source: ModelSource, run:
 
 
 async def train(learner: Learner, config: Config, number: int = 7) -> list[UpdateMetrics]:
-    """Make three updates, as the orchestrator does; the second has fewer samples than there are ranks."""
+    """Make three updates, as the orchestrator does: one with fewer samples than there are ranks, and one in parts."""
     found, policy = [], config.policy
     for step in (1, 2, 3):
         await learner.start_step(policy, step)
@@ -99,6 +103,10 @@ async def train(learner: Learner, config: Config, number: int = 7) -> list[Updat
         reference = await learner.logprobs(policy, samples, reference=True) if config.algorithm.kl else None
         proximal = await learner.logprobs(policy, samples)
         update = Update(samples, OldLogprobs(proximal, reference, evaluation.ratios))
+        if step == 3:
+            first, rest = range(3), range(3, len(samples))
+            await learner.accumulate_part(policy, Update(samples[:3], update.old_logprobs.select(first)))
+            update = Update(samples[3:], update.old_logprobs.select(rest), scale=0.5)
         found.append(await learner.accumulate(policy, update))
         await learner.apply(policy)
     return found
@@ -123,9 +131,25 @@ async def assert_same_weights(ours: Learner, theirs: Learner, config: Config) ->
         torch.testing.assert_close(tensor, other[name], rtol=1e-9, atol=1e-9)
 
 
+async def assert_same_gradients(ranks: RankProcesses, plain: LocalLearner, config: Config, folder: Path) -> None:
+    """Compare the moments of each parameter: the first is a sum of the gradients of all updates."""
+    expected = beside_and_moments(plain._policies[config.policy].policy)
+    assert any(name.endswith("exp_avg") and bool(tensor.any()) for name, tensor in expected.items())
+    await ranks.call("write", folder, patient=True)
+    found = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
+    read_shards(found, folder)
+    for name, tensor in expected.items():
+        scale = tensor.abs().max().item() if tensor.numel() else 0.0
+        torch.testing.assert_close(
+            found[name], tensor, rtol=1e-9, atol=1e-9 * scale, msg=lambda text, of=name: f"{of}: {text}"
+        )
+
+
 async def test_ranks_learn_what_one_process_does_and_say_which_of_them_is_lost(
     source: ModelSource, tmp_path: Path
 ) -> None:
+    # one that waits for weights must not keep ranks from sending them
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     async with RankProcesses(2, tmp_path, timeout_s=60) as two, RankProcesses(3, tmp_path, timeout_s=15) as three:
         for name, config in CASES.items():
             with alone(config, source, tmp_path / "alone") as plain:
@@ -134,15 +158,18 @@ async def test_ranks_learn_what_one_process_does_and_say_which_of_them_is_lost(
                     learner = await ranked(ranks, config, source, tmp_path / name)
                     assert_same_metrics(await train(learner, config), expected)
                     await assert_same_weights(learner, plain, config)
+                await assert_same_gradients(three, plain, config, tmp_path / f"{name} shards")
         config = CASES["critic"]
-        of_two = await ranked(two, config, source, tmp_path / "run")
-        of_three = await ranked(three, config, source, tmp_path / "run")
+        of_two, of_three = [await ranked(ranks, config, source, tmp_path / "run") for ranks in (two, three)]
         await train(of_two, config)
-        await check_checkpoints(two, of_two, of_three, config, source, tmp_path / "run")
-        training = asyncio.create_task(train(of_two, config))
+        await check_checkpoints(two, three, of_two, of_three, config, source, tmp_path / "run")
+        await of_two.save(config.policy, TrainerState(step=9, version=9))
+        both = [asyncio.create_task(work) for work in (train(of_two, config), of_two.finish_save(config.policy))]
         os.kill(two.pids[1], signal.SIGKILL)
-        with pytest.raises(RankLost, match=r"of 2 training processes, rank 1 ended \(.*SIGKILL"):
-            await training
+        for training_or_writing in both:
+            with pytest.raises(RankLost, match=r"of 2 training processes, rank 1 ended \(.*SIGKILL"):
+                await training_or_writing
+        assert sorted(folder.name for folder in (tmp_path / "run").iterdir()) == ["step-3", "step-6"]
         with pytest.raises(RankLost, match="rank 1 ended"):
             await two.wait_failed()
         os.kill(three.pids[2], signal.SIGSTOP)
@@ -152,7 +179,13 @@ async def test_ranks_learn_what_one_process_does_and_say_which_of_them_is_lost(
 
 
 async def check_checkpoints(
-    two: RankProcesses, of_two: RankedLearner, of_three: RankedLearner, config: Config, source: ModelSource, run: Path
+    two: RankProcesses,
+    three: RankProcesses,
+    of_two: RankedLearner,
+    of_three: RankedLearner,
+    config: Config,
+    source: ModelSource,
+    run: Path,
 ) -> None:
     """A checkpoint of two ranks is restored in one process, and one of that on three; a full disk is waited for."""
     policy = config.policy
@@ -170,7 +203,11 @@ async def check_checkpoints(
         assert_same_metrics(await train(of_two, config), await train(plain, config))
         await plain.save(policy, TrainerState(step=6, version=6))
         await plain.finish_save(policy)
-        assert (await of_three.restore(policy)).step == 6
+        os.kill(three.pids[0], signal.SIGSTOP)  # as one that takes longer to read a large model than ranks wait
+        restoring = asyncio.create_task(of_three.restore(policy))
+        await asyncio.sleep(three._timeout_s + 1)
+        os.kill(three.pids[0], signal.SIGCONT)
+        assert (await restoring).step == 6
         await assert_same_weights(of_three, plain, config)
         assert_same_metrics(await train(of_three, config), await train(plain, config))
         await of_three.load(policy, 3)
@@ -179,3 +216,15 @@ async def check_checkpoints(
     name = "gpt_neox.final_layer_norm.weight"
     read = read_model(run / "step-3", torch.float64).get_parameter(name).detach()
     torch.testing.assert_close(read, (await weights(of_three, config))[name])
+
+
+@pytest.mark.slow
+async def test_a_rank_that_hangs_while_it_reads_the_model_is_found(
+    source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with RankProcesses(2, tmp_path) as ranks:
+        await ranks.call("free_memory")  # both have started
+        monkeypatch.setattr(processes, "FILES_TIMEOUT_S", 1.0)
+        os.kill(ranks.pids[1], signal.SIGSTOP)
+        with pytest.raises(RankLost, match="rank 1 hangs: it has not answered for 1 s"):
+            await ranked(ranks, CASES["trees"], source, tmp_path)

@@ -125,12 +125,12 @@ def choices(name: str, path: Path, first: int = 0) -> list[Call]:
     return [call(f"{name}/{','.join(map(str, path))}/{choice}", 1) for choice in range(first, len(path))]
 
 
-def expected_gradient(advantage: Advantage, continues: Callable[[Path], bool]) -> Tensor:
-    """Over all groups of two rollouts that the policy can sample, with two continuations after their first choices."""
+def expected_gradient(advantage: Advantage, continuations: Callable[[Path], int]) -> Tensor:
+    """Over all groups of two rollouts that the policy can sample, with so many continuations after first choices."""
     groups: list[list[Episode]] = []
     chances: dict[str, float] = {}
     for number, pair in enumerate(product(PATHS, repeat=2)):
-        continued = [[*product(range(2), repeat=2)] if continues(path) else [()] for path in pair]
+        continued = [[*product(range(2), repeat=continuations(path))] for path in pair]
         for which, new in enumerate(product(*continued)):
             name = f"{number}-{which}"
             table = POLICY.log_softmax(-1)
@@ -166,11 +166,15 @@ def apart(left: Tensor, right: Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    "continues", [lambda path: len(path) > 1, lambda path: path[0] == 0], ids=["every rollout", "after one action"]
+    "continuations",
+    [lambda path: 2 * (len(path) > 1), lambda path: 2 * (path[0] == 0), lambda path: (3, 2, 0)[path[0]]],
+    ids=["every rollout", "after one action", "unequal numbers"],
 )
-def test_the_gradient_is_unbiased_if_points_are_chosen_by_what_came_before(continues: Callable[[Path], bool]) -> None:
-    assert apart(expected_gradient(rloo, continues), exact()) < 1e-12
+def test_the_gradient_is_unbiased_if_points_are_chosen_by_what_came_before(
+    continuations: Callable[[Path], int],
+) -> None:
+    assert apart(expected_gradient(rloo, continuations), exact()) < 1e-12
 
 
 def test_it_is_not_if_points_are_chosen_by_what_follows() -> None:
-    assert apart(expected_gradient(rloo, lambda path: len(path) > 1 and path[1] == 1), exact()) > 1e-2
+    assert apart(expected_gradient(rloo, lambda path: 2 * (len(path) > 1 and path[1] == 1)), exact()) > 1e-2

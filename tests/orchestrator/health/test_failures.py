@@ -74,10 +74,14 @@ def test_a_run_with_few_tasks_ends_when_all_of_them_failed() -> None:
 
 def test_an_agent_that_fails_before_its_first_call_is_named_with_its_error() -> None:
     assert "own base URL?" in no_calls(None)
-    said = no_calls("KeyError: 'q'")
-    assert said.startswith("the agent failed before a model call reached the gateway: KeyError: 'q'. If")
+    said = no_calls("ValueError: no answer.")
+    assert said.startswith("the agent failed before a model call reached the gateway: ValueError: no answer. If")
     assert "OPENAI_BASE_URL" in said
     assert "Connection error. If that" in no_calls("APIConnectionError: Connection error.")
+
+
+def test_an_error_that_no_model_call_raises_does_not_put_the_base_url_in_question() -> None:
+    assert no_calls("KeyError: 'q'") == "the agent failed before a model call reached the gateway: KeyError: 'q'"
 
 
 def test_most_rollouts_that_fail_are_a_warning_once_and_again_after_it_stopped() -> None:

@@ -22,15 +22,16 @@ def line(report: StepReport, held_out: float | None = None) -> str:
 
 
 def test_a_resumed_run_shows_its_last_evaluation_until_the_next() -> None:
-    assert "held-out 0.625 " in line(StepReport(1, [1.0], StepAccounting()), 0.625)
+    assert "held-out 0.625 (step 0)" in line(StepReport(1, [1.0], StepAccounting()), 0.625)
+    assert "held-out" not in line(StepReport(1, [1.0], StepAccounting()))  # no tasks are
     console = Console(file=io.StringIO())
-    display = ConsoleReport(console, 9, 0.625, 0.125)
+    display = ConsoleReport(console, 9, 0.625, 0.125, 4)
     display.step(StepReport(1, [1.0], StepAccounting()), 0.0)
     assert isinstance(console.file, io.StringIO)
-    assert "held-out 0.625 ± 0.125 " in console.file.getvalue()
+    assert "held-out 0.625 ± 0.125 (step 4)  " in console.file.getvalue()
     display.measured(2, EvaluationResult(0.75, None, 1, {}), [])
     display.step(StepReport(2, [1.0], StepAccounting(), held_out=EvaluationResult(0.75, None, 1, {})), 0.0)
-    assert "held-out 0.750*" in console.file.getvalue()
+    assert "held-out 0.750  " in console.file.getvalue()
 
 
 def test_an_evaluation_beside_a_step_does_not_hide_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +47,7 @@ def test_an_evaluation_beside_a_step_does_not_hide_its_progress(monkeypatch: pyt
 
 
 def test_a_standard_deviation_is_not_written_like_a_standard_error() -> None:
-    assert "reward 0.500 sd 0.71  held-out 0.625 " in line(StepReport(1, [0.0, 1.0], StepAccounting()), 0.625)
+    assert "reward 0.500 sd 0.71  held-out 0.625 (step 0)" in line(StepReport(1, [0.0, 1.0], StepAccounting()), 0.625)
 
 
 def test_tokens_sampled_before_the_step_are_not_in_its_speed() -> None:

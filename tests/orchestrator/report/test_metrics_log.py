@@ -179,6 +179,7 @@ def test_a_curve_is_plotted_from_incomplete_metrics(tmp_path: Path) -> None:
     rows = [{"step": 0, "held_out/reward": 0.25}, {"step": 1, "reward/mean": 0.5}, {"step": 2, "held_out/reward": 1.0}]
     text = draw_text(rows)
     assert "1.00" in text and "0.25" in text and text.count("●") == 3  # two points and the legend
+    assert draw_text([{"step": 1, "reward/mean": 0.5}]).endswith("· training")  # nothing is held out
     assert draw_text([]) == "no rewards yet"
     draw_image(rows, "r", tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

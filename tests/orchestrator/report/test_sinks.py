@@ -86,8 +86,8 @@ def test_mlflow_gets_names_that_it_takes(name: str, taken: str) -> None:
 
 
 def test_a_sink_is_closed_where_the_next_one_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[TensorBoard] = []
-    monkeypatch.setattr(TensorBoard, "close", lambda sink: closed.append(sink))
+    closed, close = list[TensorBoard](), TensorBoard.close
+    monkeypatch.setattr(TensorBoard, "close", lambda sink: (closed.append(sink), close(sink)))
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     config = read_config({**CONFIG, "report": ["tensorboard", "wandb"]})
     with pytest.raises(ConfigError, match="wandb"), opened_sinks(config, tmp_path):

@@ -2,17 +2,21 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from scripted_training import Crash, ScriptedRun
-from smallepisodes import call
+from scripted_training import ScriptedRun
+from smallepisodes import call, episode
 
 from leyden.api.wire import GroupSpec
 from leyden.config import ConfigError, read_config
 from leyden.episodes import Episode
+from leyden.orchestrator.algorithm.resolve import algorithm_of
+from leyden.orchestrator.credit.samples import SampleFilter, StepAccounting, select_rollouts
+from leyden.orchestrator.rollouts.branching import Branching
 from leyden.outcomes import Ending
-from leyden.records import Call, DivergedCall
+from leyden.records import Call, CallStatus
 
 TOKENS = 3
 
@@ -70,16 +74,38 @@ async def test_a_step_that_takes_more_than_its_budget_leaves_less_to_the_next(
     assert used > share * begun - largest or used == 6 * 8 * largest
 
 
+def test_whether_a_rollout_is_continued_does_not_depend_on_how_it_went_on() -> None:
+    """Also not by the budget, which grows with all that the step has sampled."""
+    named = {"credit": "sampled", "continuations": 2, "branch_tokens": 0.5}
+    config = read_config({"run": "r", "agent": "a", "tasks": "t", "algorithm": named})
+    nobody: Any = None  # a plan requests nothing
+    branching = Branching(config, algorithm_of(config), nobody, nobody, 0.0)
+
+    def continued(last_tokens: Sequence[int]) -> list[bool]:
+        episodes = [
+            episode(index, float(index % 2), [call(f"{index}.{n}") for n in range(3)] + [call(f"{index}.3", last)])
+            for index, last in enumerate(last_tokens)
+        ]
+        group = select_rollouts(episodes, SampleFilter(2, 0.0, None), StepAccounting())
+        assert group is not None
+        found = {one.origin.attempt for one in branching.plan([group], episodes, 1) if one.origin is not None}
+        return [one.attempt.id in found for one in episodes]
+
+    usual = continued([TOKENS] * 6)
+    assert set(usual) == {False, True}
+    for index in range(6):
+        longer = [TOKENS] * 6
+        longer[index] *= 100
+        assert continued(longer)[index] == usual[index]
+
+
 async def test_the_same_rollouts_are_continued_after_a_kill(tmp_path: Path) -> None:
     whole = training(tmp_path / "whole", branch_tokens=0.3)
     await whole.start()
     assert whole.checkpoints[3][0].branch_debt > 0
     for crash_at in range(3, len(whole.journal), 5):
         run = training(tmp_path / f"{crash_at}", branch_tokens=0.3)
-        run.journal.crash_at = crash_at
-        with pytest.raises(Crash):
-            await run.start()
-        run.open()
+        await run.kill(run.start(), crash_at)
         await run.start()
         assert run.learner.digest == whole.learner.digest and list(run.store.sampled) == list(whole.store.sampled)
 
@@ -92,7 +118,7 @@ async def test_continuations_that_left_the_record_say_nothing_of_a_value_and_are
         found = make(run_id, spec, index)
         if spec.origin is None or index != 1:
             return found
-        return replace(found, attempt=replace(found.attempt, diverged=DivergedCall(2, "the date")))
+        return replace(found, calls=found.calls[1:])
 
     run.store._episode = diverging  # type: ignore[method-assign]
     await run.start()
@@ -104,6 +130,23 @@ async def test_continuations_that_left_the_record_say_nothing_of_a_value_and_are
     assert report.branches.rewards == [0.0] * 2 * groups
     update = next(entry for entry in run.journal if entry.startswith("accumulate"))
     assert all(f"{name}.1." not in update for name in continuations(run))
+
+
+async def test_no_rollout_is_continued_between_answers_to_one_request_or_after_a_call_that_failed(
+    tmp_path: Path,
+) -> None:
+    def choices_and_failures(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
+        reward, (first, second, third, *rest), ending = script(replace(spec, origin=None), index)
+        calls = [first, second, replace(third, choice=1, parent=second.id), *rest]
+        if index % 2:
+            calls = [first, second, replace(third, status=CallStatus.FAILED), *rest]
+        return reward, calls[spec.origin.calls if spec.origin else 0 :], ending
+
+    run = training(tmp_path, 1, branch_points=3, branch_tokens=10.0)
+    run.store.script = choices_and_failures
+    await run.start()
+    found = {name.partition(".")[2] for name in continuations(run)}
+    assert found == {f"{index}.1-{calls}" for index in range(4) for calls in ((1, 2) if index % 2 else (1, 3))}
 
 
 def test_settings_that_change_returns_are_refused() -> None:

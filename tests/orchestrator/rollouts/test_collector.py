@@ -63,3 +63,14 @@ async def test_groups_that_are_gathered_at_the_same_time_are_all_found(remote: R
     await finishing
     async with asyncio.timeout(10):
         assert (await anext(one))[0] == second
+
+
+async def test_groups_of_an_earlier_process_are_found_though_one_of_them_is_missing(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "_AT_ONCE", 3)
+    await remote.create_run(RunSpec("killed"))
+    for position in (1, 2, 3, 5):  # the process was killed while it requested 4 and 5
+        await remote.enqueue("killed", GroupSpec(f"train-{position}", Task(str(position), {}), 1))
+    found = await collector.RolloutCollector(remote, "killed").find_from(2)
+    assert {position: group.task for position, group in found.items()} == {2: "2", 3: "3", 5: "5"}

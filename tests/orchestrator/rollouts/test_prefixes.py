@@ -6,16 +6,15 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from scripted_training import Crash, ScriptedRun
+from scripted_training import ScriptedRun
 from smallepisodes import call, episode
 
 from leyden.api.wire import GroupSpec
-from leyden.episodes import Episode
 from leyden.learner.protocol import OpenGroup, PrefixRecord
-from leyden.orchestrator.rollouts.open_groups import RequestedGroup
 from leyden.orchestrator.rollouts.prefixes import Prefixes
+from leyden.orchestrator.rollouts.requested_group import RequestedGroup
 from leyden.outcomes import Ending
-from leyden.records import Call, DivergedCall, Origin, Reward, RewardKind, Task
+from leyden.records import Call, CallStatus, Origin, Reward, RewardKind, Task
 
 NOTHING = PrefixRecord()
 
@@ -23,7 +22,9 @@ NOTHING = PrefixRecord()
 def group(rewards: Sequence[float], position: int = 0, open: OpenGroup | None = None, calls: int = 8) -> RequestedGroup:
     open = open or OpenGroup(position, 0, 1)
     spec = GroupSpec(f"train-{open.position}", Task(f"t{open.position}", {}), len(rewards), origin=open.origin)
-    found = [episode(index, reward, [call(f"c{n}") for n in range(calls)]) for index, reward in enumerate(rewards)]
+    replayed = open.origin.calls if open.origin is not None else 0
+    made = [call(f"c{n}", origin="earlier.0.1" if n < replayed else None) for n in range(calls)]
+    found = [episode(index, reward, made) for index, reward in enumerate(rewards)]
     return RequestedGroup(open, spec, [replace(one, rollout=replace(one.rollout, origin=open.origin)) for one in found])
 
 
@@ -83,28 +84,35 @@ def test_rollouts_that_left_the_record_say_nothing_of_the_prefix() -> None:
     prefixes, (first,) = after(group([0.0, 0.0, 0.0, 1.0]))
     continued = group([0.0, 0.0, 1.0, 1.0], open=first)
     assert continued.episodes is not None
-    continued.episodes = [_diverged(one, 2) if index > 1 else one for index, one in enumerate(continued.episodes)]
+    left = [replace(one, calls=one.calls[1:]) for one in continued.episodes[2:]]
+    continued.episodes = [*continued.episodes[:2], *left]
     assert after(continued, prefixes=prefixes)[1][0].origin == Origin("g.3.1", 6)
 
 
-def _diverged(episode: Episode, number: int) -> Episode:
-    return replace(episode, attempt=replace(episode.attempt, diverged=DivergedCall(number, "the date")))
+def test_calls_after_one_that_failed_are_in_no_prefix() -> None:
+    """A rollout that begins with it would get another answer there."""
+    hard = group([0.0, 0.0, 1.0])
+    assert hard.episodes is not None
+    calls = hard.episodes[2].calls
+    failed = replace(calls[2], status=CallStatus.FAILED)
+    hard.episodes = [*hard.episodes[:2], replace(hard.episodes[2], calls=(*calls[:2], failed, *calls[3:]))]
+    assert after(hard)[1][0].origin == Origin("g.2.1", 2)
 
 
 def test_every_second_group_continues_a_task_the_hardest_first() -> None:
     once = [1.0, 0.0, 0.0, 0.0, 0.0]
     prefixes, _ = after(group([1.0, 1.0, 0.0, 0.0, 0.0]), group(once, 1), group(once, 2))
-    taken = [prefixes.take(position, 5, 2) for position in range(10, 18)]
+    taken = [prefixes.take(position) for position in range(10, 18)]
     assert [one and one.task for one in taken] == [None, "t1", None, "t2", None, "t0", None, None]
-    assert taken[1] == OpenGroup(11, 5, 2, None, "t1", 1, Origin("g.0.1", 4)) and prefixes.record.continued == 3
+    assert taken[1] == OpenGroup(1, 0, 1, None, "t1", 1, Origin("g.0.1", 4)) and prefixes.record.continued == 3
 
 
 def test_what_is_known_outlives_a_restart() -> None:
     prefixes, _ = after(group([0.0, 0.0, 1.0]), group([0.0, 0.0, 1.0], 1))
-    prefixes.take(1, 0, 2)
+    prefixes.take(1)
     record = msgspec.json.decode(msgspec.json.encode(prefixes.record), type=PrefixRecord)
     resumed = Prefixes(1.0, 0.0, record)
-    assert resumed.take(3, 0, 2) == prefixes.take(3, 0, 2) is not None and resumed.record == prefixes.record
+    assert resumed.take(3) == prefixes.take(3) is not None and resumed.record == prefixes.record
 
 
 def sparse(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
@@ -141,9 +149,6 @@ async def test_a_run_that_is_killed_anywhere_continues_the_same_tasks(tmp_path: 
     await whole.start()
     for crash_at in range(4, len(whole.journal), 5):
         run = training(tmp_path / f"{crash_at}")
-        run.journal.crash_at = crash_at
-        with pytest.raises(Crash):
-            await run.start()
-        run.open()
+        await run.kill(run.start(), crash_at)
         await run.start()
         assert run.learner.digest == whole.learner.digest and list(run.store.sampled) == list(whole.store.sampled)

@@ -1,6 +1,8 @@
 """Finds signals in what the real gateway records of real clients and frameworks."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import openai
 import pytest
 from modelserving import END, ModelServer, call, model_server
 from toolconversations import DIVIDE, USER
-from worker_harness import WorkerHarness
+from worker_harness import worker_harness
 
 from leyden.episodes import Episode
 from leyden.rl.signals import Signal, find
@@ -43,15 +45,29 @@ def about_tools(episode: Episode) -> list[Signal]:
 FIRST = [(0, "tool_failed/1"), (0, "tool_succeeded/2"), (1, "bad_arguments/1"), (1, "tool_failed/1")]
 
 
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Episode]:
+    """An episode of every agent, all in one process: they import much."""
+
+    async def run() -> dict[str, Episode]:
+        async with worker_harness(tmp_path_factory.mktemp("home")) as harness:
+            harness.server.say = divides
+            await harness.open()
+            agents = ["graph", "openai_agents", "anthropic_client"]
+            agents += ["autogen"] if find_spec("autogen_agentchat") else []
+            for agent in agents:
+                await harness.queue(agent, {"agent": agent})
+            with harness.worker("breaking.py:solve", base=str(AGENTS)):
+                return {agent: (await harness.episodes(agent, timeout_s=300))[0] for agent in agents}
+
+    return asyncio.run(run())
+
+
 @pytest.mark.parametrize("agent", ["graph", "autogen", "anthropic_client"])
-async def test_tools_that_raise_are_seen_where_they_were_called(harness: WorkerHarness, agent: str) -> None:
+def test_tools_that_raise_are_seen_where_they_were_called(broken: dict[str, Episode], agent: str) -> None:
     if agent == "autogen":
         pytest.importorskip("autogen_agentchat")
-    harness.server.say = divides
-    await harness.open()
-    await harness.queue("g", {})
-    with harness.worker(f"breaking.py:{agent}", base=str(AGENTS)):
-        episode = await harness.episode("g")
+    episode = broken[agent]
     assert named(episode) == [*FIRST, (2, "unknown_tool/1"), (2, "tool_failed/1")], episode.attempt.outcome
     ran = [signal.span is not None for signal in about_tools(episode)]
     assert ran == ([False] * 4 if agent == "anthropic_client" else [True, True, True, False])
@@ -61,12 +77,8 @@ async def test_tools_that_raise_are_seen_where_they_were_called(harness: WorkerH
         assert found == [(signal.name, None) for signal in about_tools(episode)]
 
 
-async def test_tools_of_the_openai_agents_sdk_that_raise_are_seen(harness: WorkerHarness) -> None:
-    harness.server.say = divides
-    await harness.open()
-    await harness.queue("g", {})
-    with harness.worker("breaking.py:openai_agents", base=str(AGENTS)):
-        episode = await harness.episode("g")
+def test_tools_of_the_openai_agents_sdk_that_raise_are_seen(broken: dict[str, Episode]) -> None:
+    episode = broken["openai_agents"]
     assert named(episode) == [*FIRST, (2, "unknown_tool/1")]  # it has no answer to that but to raise
     assert all(signal.span is not None for signal in about_tools(episode))
     uninstrumented = Episode(episode.rollout, episode.attempt, episode.task, episode.calls)

@@ -7,14 +7,13 @@ import pytest
 from msgspec.structs import replace
 from toolconversations import USER, Conversation, assistant, result, tool_call
 
-from leyden.api.wire import FinishRequest, GroupSpec, RunSpec
+from leyden.api.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 from leyden.config.schema import SignalsConfig
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Reward, RewardKind, RunSettings, Task
 from leyden.rl.signals import Signal, SignalKind, SignalRules, automatic, find
 from leyden.store.read import queries
 from leyden.store.store import Store
-from leyden.store.write.queue import LeaseQuery
 
 ALL = SignalRules(dict.fromkeys(SignalKind, -0.5))
 
@@ -102,7 +101,7 @@ def test_long_evidence_is_cut() -> None:
 async def test_rewards_are_recorded_once_with_their_reason(store: Store, conversation: Conversation) -> None:
     await store.create_run(RunSpec("r", RunSettings()))
     await store.enqueue("r", GroupSpec("g", Task("t", {})))
-    (grant,) = await store.lease(LeaseQuery("w", 1, "r", None))
+    (grant,) = await store.lease(LeaseRequest("w", run="r"))
     attempt = grant.attempt.id
     await store.record_calls("r", attempt, conversation.calls)
     await store.finish("r", attempt, FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("final", 1.0),)))

@@ -14,7 +14,7 @@ from serving import ServerProcess
 from leyden.api.client import Remote
 from leyden.api.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 from leyden.outcomes import Ending, Outcome
-from leyden.records import Call, Metric, Purpose, Reward, Task, VersionRun
+from leyden.records import Call, CallCredit, Metric, Purpose, Reward, StepCredits, Task, Version, VersionRun
 from leyden.server.control.keys import KeyKind
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -157,6 +157,62 @@ def test_a_link_may_lead_to_a_page_of_this_server_only(browser: Any, filled: Ser
 # Pages
 
 
+async def fill_pair(server: ServerProcess) -> None:
+    """A run that trains two policies, each of which makes a call of a rollout."""
+    async with Remote(server.url, server.admin_key) as remote:
+        await remote.create_run(RunSpec("pair", config={**CONFIG, "policies": {"writer": {}, "checker": {}}}))
+        await remote.enqueue("pair", GroupSpec("pair-1", Task("t", {}), 1, Purpose.TRAIN, step=1))
+        (leased,) = await remote.lease(LeaseRequest("w", 1, run="pair"))
+        calls = [
+            Call(name, policy=name, role=role, completion_ids=(4,), logprobs=(-0.1,), versions=(VersionRun(1, 0),))
+            for name, role in (("writer", "author"), ("checker", "checker"))
+        ]
+        await remote.record_calls("pair", leased.attempt.id, calls)
+        for policy, version in (("writer", 0), ("checker", 3)):
+            await remote.publish_version("pair", Version(policy, version))
+        done = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", 1.0),))
+        await remote.finish("pair", leased.attempt.id, done)
+        left_out = CallCredit(leased.attempt.id, "checker", excluded="rewarded for other policies only")
+        await remote.record_credits("pair", StepCredits(1, (left_out,), "checker"))
+        for policy, metric in (("writer", "training/grad_norm"), ("checker", "training/loss")):
+            both = {"training/entropy": 0.5, metric: 1.0}
+            await remote.record_metrics("pair", [Metric(1, name, value, 1.0, policy) for name, value in both.items()])
+
+
+def test_a_run_of_two_policies_is_watched_by_policy(page: Any, filled: ServerProcess) -> None:
+    asyncio_run_elsewhere(fill_pair(filled))
+    page.goto("/runs/pair")
+    page.wait_for_selector("[data-chart='gradient norm']")
+    assert "writer 0, checker 3" in page.locator(".facts").inner_text()
+    assert page.locator("[data-chart='entropy by policy'] .key").all_inner_texts() == ["writer", "checker"]
+    page.get_by_label("Policy", exact=True).select_option("checker")
+    page.wait_for_selector("[data-chart=loss]")
+    assert page.locator("[data-chart='gradient norm']").count() == 0
+    page.goto("/runs/pair/rollouts/pair-1.0")
+    page.wait_for_selector("article.call")
+    heads = page.locator("article.call header").all_inner_texts()
+    policies, roles = (page.locator(f"article.call .{kind}").all_inner_texts() for kind in ("policy", "role"))
+    assert (policies, roles) == (
+        ["writer", "checker"],
+        ["author"],
+    )  # a role with the name of its policy is not repeated
+    assert "left out: rewarded for other policies only" in heads[1]
+    tips = [token.get_attribute("title") for token in page.locator(".conversation .token").all()]
+    assert ["3 behind" in tip for tip in tips] == [False, True]
+    assert page.locator(".waterfall .name").all_inner_texts()[1:] == [
+        "model · writer · author · 1 token",
+        "model · checker · 1 token",
+    ]
+    page.goto("/compare?runs=calc,pair")
+    page.wait_for_selector(READY)
+    page.locator("summary:has-text('training')").click()
+    keys = page.locator("[data-chart='training/entropy'] .key").all_inner_texts()
+    assert keys == ["calc", "pair: writer", "pair: checker"]
+    page.goto("/runs/calc")
+    page.wait_for_selector(READY)
+    assert page.get_by_label("Policy", exact=True).count() == 0
+
+
 def test_a_page_names_its_scripts_before_they_are_imported(page: Any, filled: ServerProcess) -> None:
     loaded: list[str] = []
     page.on("request", lambda request: loaded.append(request.url) if request.url.endswith(".js") else None)
@@ -187,6 +243,25 @@ def test_numbers_and_times_are_written_as_the_browser_would(page: Any) -> None:
         )
         == []
     )
+
+
+def test_questions_and_answers_are_shown_without_the_json_around_them(page: Any) -> None:
+    """Their beginnings may be cut anywhere; a task without an id is named by its beginning."""
+    shown = {
+        '"Ten \\"miles\\""': 'Ten "miles"',
+        "12.5": "12.5",
+        '{"question":"What is 2 + 3?"}': "What is 2 + 3?",
+        '{"id":"add","question":"2: \\"a\\", {b}","answer":5,"hard":true}': '2: "a", {b} · 5 · true',
+        '{"question":"Ünicode\\nand mo': "Ünicode and mo",
+        '{"messages":[{"role":"user","content":"Hi"}],"n":null}': "user · Hi · null",
+        '{"id":"add"}': '{"id":"add"}',
+        "[1,2]": "[1,2]",
+        "": "",
+    }
+    read = page.evaluate("(all) => import('/static/dom.js').then((dom) => all.map(dom.plain))", list(shown))
+    assert read == list(shown.values())
+    names = "() => import('/static/dom.js').then(({ taskName }) => [taskName('t', 'q'), taskName('0'.repeat(16), 'q')])"
+    assert page.evaluate(names) == ["t", "q"]
 
 
 def test_a_run_is_watched_from_its_list_to_one_rollout(page: Any, filled: ServerProcess) -> None:

@@ -469,6 +469,38 @@ def test_a_rollouts_page_has_token_texts_credit_and_the_tree(page: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_call_is_branched_from_by_a_command_or_with_the_admin_key_by_a_live_server(
+    page: Any, shown: ServerProcess
+) -> None:
+    page.goto("/runs/calc/rollouts/calc-1.0")
+    page.get_by_role("button", name="branch here").click()
+    command = page.locator(".branch pre")
+    assert command.inner_text() == "leyden replay calc calc-1.0 --from 1 --model calc"
+    assert page.get_by_label("Admin key").count() == 0  # no model is served here
+    page.get_by_role("button", name="branch here").click()
+    assert command.count() == 0
+
+    def with_engine(route: Any) -> None:
+        fleet = route.fetch().json()
+        route.fulfill(json={**fleet, "engines": [{"run": ""}]})
+
+    page.route("**/api/fleet", with_engine)
+    page.get_by_role("button", name="branch here").click()
+    page.get_by_label("Admin key").fill(shown.key(KeyKind.VIEWER))
+    page.get_by_role("button", name="Run").click()
+    page.wait_for_selector(".branch [role=status]:has-text('lacks the permission')")
+    page.get_by_label("Admin key").fill(shown.admin_key)
+    page.get_by_role("button", name="Run").click()
+    link = page.locator(".branch a")
+    link.wait_for()
+    headers = {"authorization": f"Bearer {shown.admin_key}"}
+    url = f"{shown.url}/api/runs/calc/rollouts/{link.inner_text()}"
+    rollout = requests.get(url, headers=headers, timeout=30).json()["rollout"]
+    assert rollout["purpose"] == "dev" and rollout["origin"] == {"attempt": "calc-1.0.1", "calls": 1}
+    assert not page.context.storage_state()["origins"]  # the key is kept nowhere
+
+
+@pytest.mark.slow
 def test_a_running_rollout_is_followed_call_by_call(page: Any, shown: ServerProcess) -> None:
     page.goto("/runs/calc/rollouts/calc-2.0")
     page.wait_for_selector("text=The agent made no model call")

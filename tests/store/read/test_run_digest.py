@@ -1,17 +1,16 @@
 """Counts and rewards of a run, on every database."""
 
-from leyden.api.wire import FinishRequest, GroupSpec, Lease, Scores
+from leyden.api.wire import FinishRequest, GroupSpec, Lease, LeaseRequest, Scores
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Call, Purpose, Reward, Task
 from leyden.store.read.run_digest import StepTotal, digest_run
 from leyden.store.store import Store
-from leyden.store.write.queue import LeaseQuery
 
 SUCCEEDED = Outcome(Ending.SUCCEEDED)
 
 
 async def lease(store: Store, count: int = 1) -> list[Lease]:
-    return await store.lease(LeaseQuery("w", count, "r", None))
+    return await store.lease(LeaseRequest("w", count, run="r"))
 
 
 async def test_rollouts_count_by_state_purpose_and_step(store: Store) -> None:

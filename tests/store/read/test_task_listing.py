@@ -1,17 +1,16 @@
 """The list of tasks by success rate, on every database."""
 
 from leyden.api.views import ListedTask, TaskQuery
-from leyden.api.wire import FinishRequest, GroupSpec, RunSpec
+from leyden.api.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Purpose, Reward, Task
 from leyden.store.read.task_listing import list_tasks
 from leyden.store.store import Store
-from leyden.store.write.queue import LeaseQuery
 
 
 async def group(store: Store, run: str, name: str, task: str, step: int, *rewards: float | None) -> None:
     await store.enqueue(run, GroupSpec(name, Task(task, {"question": f"what is {task}?"}), len(rewards), step=step))
-    leased = await store.lease(LeaseQuery("w", len(rewards), run, None))
+    leased = await store.lease(LeaseRequest("w", len(rewards), run=run))
     for one, reward in zip(leased, rewards, strict=True):
         given = () if reward is None else (Reward("f", reward),)
         ending = Ending.NO_REWARD if reward is None else Ending.SUCCEEDED

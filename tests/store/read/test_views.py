@@ -7,21 +7,20 @@ from typing import Any
 import pytest
 
 from leyden.api.views import PointsQuery, RolloutQuery, SeriesQuery
-from leyden.api.wire import FinishRequest, GroupSpec, RunSpec
+from leyden.api.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 from leyden.estimates import estimate
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, Metric, Purpose, Reward, Task, Version
 from leyden.store.read import rollout_search, views
 from leyden.store.read.run_digest import digest_run
 from leyden.store.store import Store
-from leyden.store.write.queue import LeaseQuery
 
 
 async def fill(store: Store) -> None:
     """Two steps of three rollouts: rewards 0, 0.5 and a failure, with 1, 2 and 3 tokens."""
     for step in (1, 2):
         await store.enqueue("r", GroupSpec(f"step-{step}-0", Task("t", {}), 3, Purpose.TRAIN, step=step))
-        for index, leased in enumerate(await store.lease(LeaseQuery("w", 3, "r", None))):
+        for index, leased in enumerate(await store.lease(LeaseRequest("w", 3, run="r"))):
             tokens = tuple(range(index + 1))
             role = "writer" if index else "checker"
             call = Call("c", role=role, completion_ids=tokens, logprobs=(0.0,) * len(tokens))
@@ -41,7 +40,7 @@ async def search(store: Store, **query: object) -> list[str]:
 async def test_rollouts_are_found_by_the_text_of_task_and_answer(store: Store) -> None:
     for name, question, answer in (("a", 'How "far"?', "Ten miles"), ("b", "Who? 100%", "a far cousin")):
         await store.enqueue("r", GroupSpec(name, Task(name, {"question": question}), 1))
-        (leased,) = await store.lease(LeaseQuery("w", 1, "r", None))
+        (leased,) = await store.lease(LeaseRequest("w", run="r"))
         await store.finish("r", leased.attempt.id, FinishRequest(Outcome(Ending.SUCCEEDED), result=answer))
     assert await search(store, text="FAR") == ["b.0", "a.0"]
     assert await search(store, text='how "far"') == ["a.0"]
@@ -99,7 +98,7 @@ async def test_a_role_of_few_rollouts_is_found_without_reading_the_others(tmp_pa
     store = await Store(tmp_path / "leyden.db").start()
     await store.create_run(RunSpec("r"))
     await store.enqueue("r", GroupSpec("g", Task("t", {}), 1000))
-    (leased,) = await store.lease(LeaseQuery("w", 1, "r", None))
+    (leased,) = await store.lease(LeaseRequest("w", run="r"))
     await store.record_calls("r", leased.attempt.id, [Call("c", role="checker")])
     instructions = 0
 
@@ -154,17 +153,29 @@ async def test_a_card_has_the_reward_of_the_last_step_with_its_error(store: Stor
     assert card.error is None  # of one task: nothing is known of others
     assert card.tokens == 12
     await store.enqueue("r", GroupSpec("step-2-1", Task("u", {}), 1, Purpose.TRAIN, step=2))
-    (leased,) = await store.lease(LeaseQuery("w", 1, "r", None))
+    (leased,) = await store.lease(LeaseRequest("w", run="r"))
     await store.finish("r", leased.attempt.id, FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", 1.0),)))
     card, expected = await store.read(views.run_card, "r", 1000.0), estimate({"t": [0.0, 0.5, 0.0], "u": [1.0]})
     assert expected is not None and (card.reward, card.error) == pytest.approx((expected.mean, expected.error))
+
+
+async def test_a_step_of_which_rollouts_still_run_is_not_the_best(store: Store) -> None:
+    await fill(store)
+    await store.enqueue("r", GroupSpec("step-3-0", Task("t", {}), 2, Purpose.TRAIN, step=3))
+    done = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", 1.0),))
+    found = []
+    for leased in await store.lease(LeaseRequest("w", 2, run="r")):
+        await store.finish("r", leased.attempt.id, done)
+        card = await store.read(views.run_card, "r", 1000.0)
+        found.append((card.reward, card.best_step))
+    assert found == [(1.0, 2), (1.0, 3)]
 
 
 async def test_a_run_of_dev_is_judged_by_all_its_rollouts_and_is_finished(store: Store) -> None:
     rewards = {"t": [0.0, 1.0], "u": [1.0, 1.0]}
     for task, given in rewards.items():
         await store.enqueue("r", GroupSpec(f"dev-{task}", Task(task, {}), 2, Purpose.DEV))
-        for reward, leased in zip(given, await store.lease(LeaseQuery("w", 2, "r", None)), strict=True):
+        for reward, leased in zip(given, await store.lease(LeaseRequest("w", 2, run="r")), strict=True):
             done = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", reward),))
             await store.finish("r", leased.attempt.id, done)
     card, expected = await store.read(views.run_card, "r", 1000.0), estimate(rewards)
@@ -205,11 +216,11 @@ async def test_an_evaluation_has_an_error_clustered_by_task_and_no_test_tasks(st
     rewards = {"t": [0.0, 1.0], "u": [1.0, 1.0]}
     for task, given in rewards.items():
         await store.enqueue("r", GroupSpec(f"eval-{task}", Task(task, {}), 2, Purpose.EVAL, step=step))
-        for reward, leased in zip(given, await store.lease(LeaseQuery("w", 2, "r", None)), strict=True):
+        for reward, leased in zip(given, await store.lease(LeaseRequest("w", 2, run="r")), strict=True):
             done = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("f", reward),))
             await store.finish("r", leased.attempt.id, done)
     await store.enqueue("r", GroupSpec("test-t", Task("t", {}), 1, Purpose.TEST, step=step))
-    (leased,) = await store.lease(LeaseQuery("w", 1, "r", None))
+    (leased,) = await store.lease(LeaseRequest("w", run="r"))
     await store.finish("r", leased.attempt.id, FinishRequest(Outcome(Ending.AGENT_ERROR)))
     card, expected = await store.read(views.run_card, "r", 1000.0), estimate(rewards)
     assert expected is not None and (card.reward, card.error) == pytest.approx((expected.mean, expected.error))
@@ -219,13 +230,28 @@ async def test_an_evaluation_has_an_error_clustered_by_task_and_no_test_tasks(st
     assert (point.mean, point.error) == (card.reward, card.error)
 
 
-async def test_the_policy_of_a_run_is_the_first_that_it_trains(store: Store) -> None:
+async def test_metrics_and_versions_are_read_by_policy(store: Store) -> None:
+    policies: dict[str, Any] = {
+        "judge": {"upstream": True},
+        "old": {"trained": False},
+        "new": {},
+        "newer": {},
+        "rival": {"of": "new"},
+    }
     configs: dict[str, Any] = {
         "one": {"policy": "writer", "policies": {}},
-        "two": {"policy": "policy", "policies": {"judge": {"upstream": True}, "old": {"trained": False}, "new": {}}},
+        "several": {"policy": "policy", "policies": policies},
         "none": None,
     }
     for run, config in configs.items():
         await store.create_run(RunSpec(run, config=config))
-        configs[run] = await store.read(views.trained_policy, run)
-    assert configs == {"one": "writer", "two": "new", "none": "policy"}
+        configs[run] = await store.read(views.trained_policies, run), await store.read(views.has_policies, run)
+    assert configs == {"one": (["writer"], False), "several": (["new", "newer"], True), "none": (["policy"], False)}
+    await store.publish_version("several", Version("newer", 3))
+    assert (await store.read(views.run_card, "several", 0.0)).policies == {"new": 0, "newer": 3}
+    assert await store.read(views.versions_at, "several", 0.0) == {}
+    found = [Metric(1, "reward/mean", value, 1.0, policy) for policy, value in (("new", 0.1), ("newer", 0.2))]
+    await store.record_metrics("several", found)
+    for policy, value in (("", 0.1), ("new", 0.1), ("newer", 0.2)):
+        series = await store.read(views.read_series, "several", SeriesQuery(policy=policy))
+        assert series["reward/mean"].values == (value,)

@@ -5,15 +5,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from leyden.api.wire import EventCursor, FinishRequest, GroupSpec, Lease, RunSpec
+from leyden.api.wire import EventCursor, FinishRequest, GroupSpec, Lease, LeaseRequest, RunSpec
 from leyden.outcomes import Ending, Outcome
 from leyden.records import State, Task
 from leyden.store.read import queries
 from leyden.store.store import Store
 from leyden.store.write.lease_dispatcher import LeaseDispatcher
-from leyden.store.write.queue import LeaseQuery
 
-GONE = LeaseQuery("gone", 1, None, None)
+GONE, GONE_AT_ONCE = LeaseRequest("gone", wait=30), LeaseRequest("gone")
 
 
 async def queue_one(store: Store) -> None:
@@ -28,7 +27,7 @@ async def check_given_back(store: Store) -> None:
     await happened(store, "attempt.ended")
     detail = await store.read(queries.get_rollout, "r", "g.0")
     assert detail.rollout.state is State.QUEUED  # though one attempt was all it had
-    (leased,) = await store.lease(LeaseQuery("here", 1, None, None))
+    (leased,) = await store.lease(LeaseRequest("here"))
     assert leased.attempt.id == "g.0.2"
 
 
@@ -36,13 +35,13 @@ async def test_a_worker_who_leaves_while_it_is_served_is_not_charged_for(store: 
     await queue_one(store)
     gate = asyncio.Event()
 
-    async def lease(queries: Sequence[LeaseQuery]) -> list[list[Lease]]:
+    async def lease(queries: Sequence[LeaseRequest]) -> list[list[Lease]]:
         leased = await store._lease(queries)
         await gate.wait()
         return leased
 
     dispatcher = LeaseDispatcher(lease, store._return_lease)
-    asking = asyncio.create_task(dispatcher.lease(GONE, 30))
+    asking = asyncio.create_task(dispatcher.lease(GONE))
     await happened(store, "attempt.started")
     asking.cancel()
     gate.set()
@@ -53,13 +52,13 @@ async def test_a_worker_who_leaves_while_it_is_served_is_not_charged_for(store: 
 async def test_a_worker_who_leaves_between_lease_and_answer_is_not_charged_for(store: Store) -> None:
     await queue_one(store)
 
-    async def lease(queries: Sequence[LeaseQuery]) -> list[list[Lease]]:
+    async def lease(queries: Sequence[LeaseRequest]) -> list[list[Lease]]:
         leased = await store._lease(queries)
         asyncio.get_running_loop().call_soon(asking.cancel)  # after the lease is set, before the worker wakes up
         return leased
 
     dispatcher = LeaseDispatcher(lease, store._return_lease)
-    asking = asyncio.create_task(dispatcher.lease(GONE, 30))
+    asking = asyncio.create_task(dispatcher.lease(GONE))
     await check_given_back(store)
     assert asking.cancelled()
     await dispatcher.close()
@@ -69,26 +68,28 @@ async def test_the_dispatcher_survives_a_failing_store(store: Store) -> None:
     await queue_one(store)
     failures = iter([RuntimeError("the disk is gone")])
 
-    async def lease(queries: Sequence[LeaseQuery]) -> list[list[Lease]]:
+    async def lease(queries: Sequence[LeaseRequest]) -> list[list[Lease]]:
         for failure in failures:
             raise failure
         return await store._lease(queries)
 
     dispatcher = LeaseDispatcher(lease, store._return_lease)
-    first, second = await asyncio.gather(dispatcher.lease(GONE, 0), dispatcher.lease(GONE, 0), return_exceptions=True)
+    first, second = await asyncio.gather(
+        dispatcher.lease(GONE_AT_ONCE), dispatcher.lease(GONE_AT_ONCE), return_exceptions=True
+    )
     assert isinstance(first, RuntimeError)
     assert isinstance(second, RuntimeError)
-    assert len(await dispatcher.lease(GONE, 0)) == 1
+    assert len(await dispatcher.lease(GONE_AT_ONCE)) == 1
     await dispatcher.close()
 
 
 async def test_a_worker_who_leaves_while_the_store_fails_stays_cancelled(store: Store) -> None:
-    async def lease(queries: Sequence[LeaseQuery]) -> list[list[Lease]]:
+    async def lease(queries: Sequence[LeaseRequest]) -> list[list[Lease]]:
         asyncio.get_running_loop().call_soon(asking.cancel)  # after the failure is set, before the worker wakes up
         raise RuntimeError("the disk is gone")
 
     dispatcher = LeaseDispatcher(lease, store._return_lease)
-    asking = asyncio.create_task(dispatcher.lease(GONE, 30))
+    asking = asyncio.create_task(dispatcher.lease(GONE))
     await asyncio.wait((asking,))
     assert asking.cancelled()
     await dispatcher.close()
@@ -96,7 +97,7 @@ async def test_a_worker_who_leaves_while_the_store_fails_stays_cancelled(store: 
 
 async def test_idle_workers_cost_no_operations(store: Store) -> None:
     await queue_one(store)
-    waiting = [asyncio.create_task(store.lease(LeaseQuery(f"w{n}", 1, "r", None), 30)) for n in range(100)]
+    waiting = [asyncio.create_task(store.lease(LeaseRequest(f"w{n}", wait=30, run="r"))) for n in range(100)]
     await happened(store, "attempt.started")
     before = store.writer.operations
     await asyncio.gather(*(store.enqueue("r", GroupSpec(f"h{n}", Task("t", {}))) for n in range(3)))
@@ -118,13 +119,13 @@ async def test_a_retry_that_waits_for_its_time_is_known_after_a_restart(tmp_path
     store = await Store(tmp_path / "leyden.db", clock).start()
     await store.create_run(RunSpec("r"))
     await store.enqueue("r", GroupSpec("g", Task("t", {})))
-    (first,) = await store.lease(GONE)
+    (first,) = await store.lease(GONE_AT_ONCE)
     await store.finish("r", first.attempt.id, FinishRequest(Outcome(Ending.ENGINE_ERROR)))
     await store.close()
     store = await Store(tmp_path / "leyden.db", clock).start()
-    assert await store.lease(GONE) == []
+    assert await store.lease(GONE_AT_ONCE) == []
     offset = time.time() - stopped
     async with asyncio.timeout(60):
-        (second,) = await store.lease(GONE, 30)
+        (second,) = await store.lease(GONE)
     assert second.attempt.id == "g.0.2"
     await store.close()

@@ -5,13 +5,12 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import select
 
-from leyden.api.wire import GroupSpec, RunSpec
+from leyden.api.wire import GroupSpec, LeaseRequest, RunSpec
 from leyden.records import Attempt, Call, DivergedCall, Origin, Purpose, RunSettings, Task, VersionRun
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.read import queries
 from leyden.store.schema import calls
 from leyden.store.store import Store
-from leyden.store.write.queue import LeaseQuery
 
 TASK = Task("t", {"q": 1})
 FIRST = Call(
@@ -31,7 +30,7 @@ SECOND = replace(FIRST, id="b", parent="a", kept_ids=3, kept_messages=2, prompt_
 
 async def start(store: Store, group: str, purpose: Purpose = Purpose.TRAIN, origin: Origin | None = None) -> Attempt:
     await store.enqueue("r", GroupSpec(group, TASK, purpose=purpose, origin=origin))
-    (lease,) = await store.lease(LeaseQuery("w", 1, None, None))
+    (lease,) = await store.lease(LeaseRequest("w"))
     return lease.attempt
 
 
@@ -70,7 +69,7 @@ async def test_an_origin_is_of_the_same_run_and_task_and_not_from_evaluation_int
 async def test_a_run_that_replays_nothing_takes_no_origin(store: Store) -> None:
     await store.create_run(RunSpec("careful", RunSettings(replay=False)))
     await store.enqueue("careful", GroupSpec("g", TASK))
-    (lease,) = await store.lease(LeaseQuery("w", 1, None, None))
+    (lease,) = await store.lease(LeaseRequest("w"))
     await store.record_calls("careful", lease.attempt.id, [FIRST])
     with pytest.raises(Conflict, match="replays nothing"):
         await store.enqueue("careful", GroupSpec("h", TASK, origin=Origin(lease.attempt.id, 1)))

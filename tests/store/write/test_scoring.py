@@ -11,6 +11,7 @@ from leyden.api.wire import (
     FinishRequest,
     GroupScoring,
     GroupSpec,
+    LeaseRequest,
     RolloutPage,
     RunSpec,
     Scores,
@@ -22,7 +23,6 @@ from leyden.records import Reward, RewardKind, Task
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.read import queries
 from leyden.store.store import Store
-from leyden.store.write.queue import LeaseQuery
 
 LATER = FinishRequest(Outcome(Ending.SUCCEEDED), "said", awaits_group=True)
 FAILED = FinishRequest(Outcome(Ending.AGENT_ERROR, "it fell"))
@@ -31,7 +31,7 @@ FAILED = FinishRequest(Outcome(Ending.AGENT_ERROR, "it fell"))
 async def run_group(store: Store, *reports: FinishRequest) -> None:
     """Bring a group `g` to the end of its last rollout."""
     await store.enqueue("r", GroupSpec("g", Task("t", {}), len(reports)))
-    grants = await store.lease(LeaseQuery("w", len(reports), "r", None))
+    grants = await store.lease(LeaseRequest("w", len(reports), run="r"))
     for grant, report in zip(grants, reports, strict=True):
         await store.finish("r", grant.attempt.id, report)
 
@@ -174,7 +174,7 @@ async def test_a_scorer_that_hangs_up_leaves_the_group_to_others(store: Store) -
 
 async def test_cancelling_gives_up_the_scoring(store: Store) -> None:
     await store.enqueue("r", GroupSpec("g", Task("t", {}), 2))
-    one, _ = await store.lease(LeaseQuery("w", 2, "r", None))
+    one, _ = await store.lease(LeaseRequest("w", 2, run="r"))
     await store.finish("r", one.attempt.id, LATER)
     assert await store.cancel_group("r", "g") == 1
     assert await finished(store)
@@ -184,7 +184,7 @@ async def test_cancelling_gives_up_the_scoring(store: Store) -> None:
 
 async def test_a_run_has_one_source_of_rewards_here_too(store: Store) -> None:
     await store.enqueue("r", GroupSpec("g", Task("t", {})))
-    (grant,) = await store.lease(LeaseQuery("w", 1, "r", None))
+    (grant,) = await store.lease(LeaseRequest("w", run="r"))
     await store.record_rewards("r", grant.attempt.id, [Reward("own", 1.0)])
     with pytest.raises(Conflict, match="one source"):
         await store.finish("r", grant.attempt.id, LATER)
@@ -193,7 +193,7 @@ async def test_a_run_has_one_source_of_rewards_here_too(store: Store) -> None:
 @pytest.mark.parametrize("id", ["final", "group"])
 async def test_no_step_reward_takes_the_id_of_a_final_reward(store: Store, id: str) -> None:
     await store.enqueue("r", GroupSpec("g", Task("t", {})))
-    (grant,) = await store.lease(LeaseQuery("w", 1, "r", None))
+    (grant,) = await store.lease(LeaseRequest("w", run="r"))
     step = Reward(id, 0.5, RewardKind.STEP)
     with pytest.raises(Conflict, match="another"):
         await store.record_rewards("r", grant.attempt.id, [step])

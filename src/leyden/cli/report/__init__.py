@@ -5,15 +5,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from leyden.api.views import SeriesQuery
 from leyden.cli.arguments import integer, run_name
+from leyden.cli.policies import policy_series
 from leyden.cli.printing import format_bytes, print_json, stdout_console
 from leyden.cli.report.page import render_report
 from leyden.cli.report.samples import read_samples
 from leyden.cli.source import add_source, open_source
 from leyden.runs.run_checkpoints import find_run_folder
-
-_ALL_STEPS = 100_000
 
 
 def add_report(commands: Any) -> argparse.ArgumentParser:
@@ -33,7 +31,7 @@ async def _report(options: argparse.Namespace) -> None:
     path = options.to or Path(f"{options.name}.html")
     async with open_source(options, options.name) as source:
         run, card = await source.get_run(options.name), await source.run_card(options.name)
-        series = await source.run_series(options.name, SeriesQuery(_ALL_STEPS))
+        series = await policy_series(source, options.name, card)
         samples = await read_samples(source, options.name, options.samples)
     folder = None if options.server or options.store else find_run_folder(options.home, options.name)
     text = render_report(run, card, series, samples, _environment(folder))

@@ -172,20 +172,21 @@ def _legend(lines: Sequence[Line]) -> str:
 def render_report(
     run: Run,
     card: RunCard,
-    series: Mapping[str, Series],
+    policies: Mapping[str, Mapping[str, Series]],
     samples: Sequence[SamplePair],
     environment: Mapping[str, str],
 ) -> str:
-    """Return the page."""
+    """Return the page; `policies` has the metrics of each policy."""
+    titles = {name: f"<h3>{escape(name)}</h3>" if len(policies) > 1 else "" for name in policies}
     body = [
         f"<h1>{escape(run.id)}</h1>",
         f'<p class="soft">{escape(card.model or "")} · written {time.strftime("%Y-%m-%d %H:%M")}</p>',
-        _facts(card, series),
+        _facts(card, next(iter(policies.values()))),
         "<h2>Curves</h2>",
-        f'<div class="charts">{"".join(_charts(series))}</div>',
+        *(f'{titles[name]}<div class="charts">{"".join(_charts(one))}</div>' for name, one in policies.items()),
         "<h2>Accounts</h2>",
         '<p class="soft">Sums over all steps: what became of every rollout, group and call.</p>',
-        _table(_accounts(series)),
+        *(titles[name] + _table(_accounts(one)) for name, one in policies.items()),
         "<h2>Samples</h2>",
         '<p class="soft">Chosen, not typical: the held-out tasks whose reward changed most.</p>',
         "".join(map(_pair, samples)) or '<p class="soft">There are not two evaluations of the same task.</p>',
@@ -218,6 +219,8 @@ def _facts(card: RunCard, series: Mapping[str, Series]) -> str:
         "calls": f"{card.calls}",
         "sampled tokens": f"{card.tokens}",
     }
+    if len(card.policies) > 1:
+        facts["versions"] = ", ".join(f"{policy} {version}" for policy, version in card.policies.items())
     if change is not None:
         error = errors.values[-1] if errors is not None else None
         facts["change since the start, in pairs"] = ("+" if change.values[-1] > 0 else "") + with_error(
@@ -229,13 +232,14 @@ def _facts(card: RunCard, series: Mapping[str, Series]) -> str:
 
 def _charts(series: Mapping[str, Series]) -> list[str]:
     found = []
-    rewards = [Line("training", *_points(series["reward/mean"]))] if "reward/mean" in series else []
+    names = {"reward/mean": "training", "reward/own": "training, its own"}
+    rewards = [Line(label, *_points(series[name])) for name, label in names.items() if name in series]
     if (held_out := series.get("held_out/reward")) is not None:
         by_step = dict(zip(*_points(series["held_out/error"]), strict=True)) if "held_out/error" in series else {}
         rewards.append(Line("held out", *_points(held_out), tuple(by_step.get(step, 0.0) for step in held_out.steps)))
     found.append(_figure("reward", rewards))
-    names = (name for name in series if name.startswith("rollouts/") and name.count("/") == 1)
-    outcomes = [name for name in names if name not in ("rollouts/requested", "rollouts/trained")]
+    counts = (name for name in series if name.startswith("rollouts/") and name.count("/") == 1)
+    outcomes = [name for name in counts if name not in ("rollouts/requested", "rollouts/trained")]
     ended = [Line(name.partition("/")[2], *_points(series[name])) for name in outcomes]
     found.append(_figure("outcomes of a step", ended))
     for title, metrics in _CHARTS:

@@ -1,6 +1,6 @@
 """One attempt in the worker: its state, what the agent printed and returned, and how it ended.
 
-An attempt has one type at each boundary that it crosses. The server keeps an `Attempt` and hands out a `Lease`; the
-worker keeps an `ActiveAttempt`; a host process receives an `Invocation`, which it shows the agent, and returns
-an `AttemptEnd`, which the worker completes with the reward and sends to the server as a `FinishRequest`.
+The server hands out a `Lease`, which the worker, the process that runs the code and a Python agent get as it is. The
+worker keeps an `ActiveAttempt`. How an attempt ended is a `FinishRequest` from the process that saw its code return to
+the server, completed by the worker with the reward.
 """

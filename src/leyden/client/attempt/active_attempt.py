@@ -5,9 +5,8 @@ from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
-from leyden.api.wire import Lease
+from leyden.api.wire import FinishRequest, Lease
 from leyden.background import start_background
-from leyden.client.host_protocol import AttemptEnd
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Reward
 
@@ -21,16 +20,18 @@ class ActiveAttempt:
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
-        self.id = lease.attempt.id
-        self.end: asyncio.Future[AttemptEnd | None] = asyncio.get_running_loop().create_future()
+        self.id = lease.id
+        self.end: asyncio.Future[FinishRequest | None] = asyncio.get_running_loop().create_future()
         """How the attempt ended; None if the server ended it and wants no report."""
         self.released = asyncio.Event()
         """Set when its code has returned, or the process that ran it is gone."""
+        self.has_spans = False
+        """Whether its spans must be exported before its end is reported: the server accepts none afterwards."""
         self.step_rewards: list[Reward] = []
         """Rewards that the agent gave while it ran, in order."""
         self.task: asyncio.Task[None] | None = None
 
-    def resolve(self, end: AttemptEnd | None) -> None:
+    def resolve(self, end: FinishRequest | None) -> None:
         """Decide how the attempt ended, unless that is decided already."""
         if not self.end.done():
             self.end.set_result(end)
@@ -58,10 +59,10 @@ class TimeLimit:
     def __init__(self, active: ActiveAttempt, limit_s: float, time_out: TimeOut) -> None:
         self._active, self._limit_s, self._time_out = active, limit_s, time_out
         self._asking: asyncio.Task[float] | None = None
-        self.timeout = AttemptEnd(active.id, Outcome(Ending.TIMEOUT, f"the agent took longer than {limit_s:g} s"))
+        self.timeout = FinishRequest(Outcome(Ending.TIMEOUT, f"the agent took longer than {limit_s:g} s"))
         """The end of an attempt that reaches its limit."""
 
-    async def wait_end(self) -> AttemptEnd | None:
+    async def wait_end(self) -> FinishRequest | None:
         """Wait until the attempt has ended; return how, None if the server ended it.
 
         Code that returns while the server is asked may have returned because its calls were cut, so the answer decides.
@@ -71,7 +72,7 @@ class TimeLimit:
             end = await self._active.end
             if end is None or end is self.timeout or self._asking is None or await self._asking > 0:
                 return end
-            return replace(self.timeout, output=end.output, has_spans=end.has_spans)
+            return replace(self.timeout, output=end.output)
         finally:
             waiting.cancel()
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from msgspec import Raw
-
+from leyden.api.wire import FinishRequest
 from leyden.client.attempt.result import (
     MAX_RESULT_BYTES,
     NotAReward,
@@ -15,26 +14,31 @@ from leyden.client.attempt.result import (
     split_returned,
     to_json,
 )
-from leyden.client.host_protocol import AttemptEnd
+from leyden.client.host_protocol import HostSetup
+from leyden.decoding import decode_json
 from leyden.outcomes import Ending, Outcome
+from leyden.records import FINAL_REWARD_ID, final_rewards
 
 
-def end_of_attempt(attempt: str, value: Any, has_reward_function: bool) -> AttemptEnd:
-    """Return the end of an attempt whose agent returned `value`."""
+def end_of_attempt(value: Any, setup: HostSetup) -> FinishRequest:
+    """Return the end of an attempt whose agent returned `value`; without a reward if a function determines that."""
     try:
-        result, reward = split_returned(value, has_reward_function)
+        result, reward = split_returned(value, setup.has_reward_function)
     except TwoRewards as error:
-        return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, str(error)))
+        return FinishRequest(Outcome(Ending.AGENT_ERROR, str(error)))
     text = to_json(result)
-    document = Raw(cut_result(text))
-    if len(text) > MAX_RESULT_BYTES and has_reward_function:  # a part of the result must not be scored as the result
+    recorded = decode_json(cut_result(text))
+    if len(text) > MAX_RESULT_BYTES and setup.has_reward_function:  # a part must not be scored as the result
         message = describe_too_large(len(text), MAX_RESULT_BYTES)
-        return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, message), document)
+        return FinishRequest(Outcome(Ending.AGENT_ERROR, message), recorded)
+    if reward is None:
+        return FinishRequest(Outcome(Ending.SUCCEEDED), recorded)
     try:
-        given = None if reward is None else parse_final_reward(reward, "the agent")
+        given = parse_final_reward(reward, "the agent")
     except NotAReward as error:
-        return AttemptEnd(attempt, Outcome(Ending.NO_REWARD, str(error)), document)
-    return AttemptEnd(attempt, Outcome(Ending.SUCCEEDED), document, given)
+        return FinishRequest(Outcome(Ending.NO_REWARD, str(error)), recorded)
+    rewards = final_rewards(FINAL_REWARD_ID, given, "agent", setup.reward_weights)
+    return FinishRequest(Outcome(Ending.SUCCEEDED), recorded, tuple(rewards))
 
 
 def result_from_json(document: Any) -> Any:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -23,13 +23,6 @@ class Result(Struct, frozen=True):
     reward: Any = None
 
 
-class ReturnedValue(NamedTuple):
-    """A return value, split into result and reward. `reward` is not validated yet."""
-
-    result: Any
-    reward: Any
-
-
 class TwoRewards(Exception):
     """The agent returned a reward although the run has a reward function."""
 
@@ -44,15 +37,15 @@ class NotAReward(Exception):
     """The reward is neither a finite number nor several by name."""
 
 
-def split_returned(value: Any, has_reward_function: bool) -> ReturnedValue:
-    """Split a return value into result and reward. With a reward function, the agent must not give a reward."""
+def split_returned(value: Any, has_reward_function: bool) -> tuple[Any, Any]:
+    """Split a return value into the result and the reward, which is not validated; with a function there is none."""
     if isinstance(value, Result):
         if has_reward_function and value.reward is not None:
             raise TwoRewards
-        return ReturnedValue(value.value, value.reward)
+        return value.value, value.reward
     if not has_reward_function and isinstance(value, Real):
-        return ReturnedValue(value, value)
-    return ReturnedValue(value, None)
+        return value, value
+    return value, None
 
 
 def parse_reward(value: Any, giver: str) -> float:

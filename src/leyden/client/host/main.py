@@ -5,6 +5,7 @@ worker is gone, it ends with all processes that its agents started.
 """
 
 import asyncio
+import contextvars
 import inspect
 import logging
 import os
@@ -18,6 +19,7 @@ from typing import Any, NoReturn
 
 from msgspec.structs import replace
 
+from leyden.api.wire import FinishRequest, Lease
 from leyden.client import api
 from leyden.client.agent_process import apply_limits, report_crashes_to
 from leyden.client.attempt.errors import is_loop_error, outcome_of_error
@@ -26,23 +28,24 @@ from leyden.client.host.captured_output import CapturedOutput
 from leyden.client.host.loop_blocker import WatchedLoop
 from leyden.client.host.python_agent import CallableAgent, ClassAgent, SetupFailed
 from leyden.client.host_protocol import (
-    AttemptEnd,
     BlockerFound,
+    CodeReturned,
     FindBlocker,
     FlushSpans,
     HostFailed,
     HostReady,
     HostSetup,
-    Invocation,
     MessagePipe,
     Ping,
     Pong,
+    RunAttempt,
     SpansFlushed,
     StepReward,
     StopAttempt,
     StopReply,
     ToHost,
 )
+from leyden.client.seeds import seed_generators, seed_of
 from leyden.client.services.pool import ServiceFailed
 from leyden.client.services.registry import ServiceRegistry
 from leyden.client.tracing import context, instrumentation, propagation
@@ -93,8 +96,8 @@ class Host:
     def on_message(self, message: ToHost) -> None:
         """Handle a message of the worker. Called from the listening thread."""
         match message:
-            case Invocation():
-                self._blocked_before_s[message.id] = self._blocking.blocked_s()
+            case RunAttempt():
+                self._blocked_before_s[message.lease.id] = self._blocking.blocked_s()
                 if self._agent.is_async:
                     self._loop.call_soon_threadsafe(self._start_task, message)
                 else:
@@ -123,43 +126,46 @@ class Host:
         else:
             sent.add_done_callback(lambda _: self._pipe.send(SpansFlushed(attempt)))
 
-    def _start_task(self, start: Invocation) -> None:
-        self._outputs.begin(start.id)
-        attempt_context = context.attempt_context(start.id, start.traceparent)
-        task = self._loop.create_task(self._run_task(start), name=start.id, context=attempt_context)
-        self._tasks[start.id] = task
+    def _start_task(self, start: RunAttempt) -> None:
+        id = start.lease.id
+        self._tasks[id] = self._loop.create_task(self._run_task(start), name=id, context=self._begin(start.lease))
 
-    async def _run_task(self, start: Invocation) -> None:
+    async def _run_task(self, start: RunAttempt) -> None:
+        id = start.lease.id
         try:
             async with self._services.acquire(self._agent.services) as acquired:
-                end = end_of_attempt(start.id, await self._bind(start, acquired)(), self._setup.has_reward_function)
+                end = end_of_attempt(await self._bind(start, acquired)(), self._setup)
         except BaseException as error:  # also SystemExit: an agent that calls sys.exit ends only its own attempt
-            end = self._failed(start.id, error)
-        del self._tasks[start.id]
-        self._stopped.discard(start.id)
-        self._send_end(end)
+            end = self._failed(id, error)
+        del self._tasks[id]
+        self._stopped.discard(id)
+        self._send_end(id, end)
 
-    def _start_thread(self, start: Invocation) -> None:
-        self._outputs.begin(start.id)
-        attempt_context = context.attempt_context(start.id, start.traceparent)
-        self._threads.submit(attempt_context.run, self._run_thread, start)
+    def _start_thread(self, start: RunAttempt) -> None:
+        self._threads.submit(self._begin(start.lease).run, self._run_thread, start)
 
-    def _run_thread(self, start: Invocation) -> None:
+    def _begin(self, lease: Lease) -> contextvars.Context:
+        """Collect the output of an attempt from now on; return the context that its code runs in."""
+        self._outputs.begin(lease.id)
+        return context.attempt_context(lease.id, lease.traceparent)
+
+    def _run_thread(self, start: RunAttempt) -> None:
+        loop_error = False
         try:
             with self._acquire_in_thread() as acquired:
                 value = self._bind(start, acquired)()
                 if inspect.isawaitable(value):  # a sync function that returns a coroutine
                     value = wait_on(value, self._loop)
-                end = end_of_attempt(start.id, value, self._setup.has_reward_function)
+                end = end_of_attempt(value, self._setup)
         except BaseException as error:
-            end = replace(self._failed(start.id, error), loop_error=is_loop_error(error))
-        self._send_end(end)
+            end, loop_error = self._failed(start.lease.id, error), is_loop_error(error)
+        self._send_end(start.lease.id, end, loop_error)
 
-    def _send_end(self, end: AttemptEnd) -> None:
+    def _send_end(self, attempt: str, end: FinishRequest, loop_error: bool = False) -> None:
         """Tell the worker at once that the code has returned; it then has the spans flushed."""
-        self._blocked_before_s.pop(end.attempt, None)
-        output, has_spans = self._outputs.end(end.attempt), self._spans.drop_open(end.attempt)
-        self._pipe.send(replace(end, output=output, has_spans=has_spans))
+        self._blocked_before_s.pop(attempt, None)
+        end, has_spans = replace(end, output=self._outputs.end(attempt)), self._spans.drop_open(attempt)
+        self._pipe.send(CodeReturned(attempt, end, has_spans, loop_error))
 
     @contextmanager
     def _acquire_in_thread(self) -> Iterator[dict[str, Any]]:
@@ -174,9 +180,11 @@ class Host:
         finally:
             wait_on(acquiring.__aexit__(None, None, None), self._loop)
 
-    def _bind(self, start: Invocation, acquired: dict[str, Any]) -> Callable[[], Any]:
-        invocation = replace(start, base_url=f"{self._setup.server}/v1", key=self._setup.key)
-        return self._agent.bind(start.task, invocation, {**start.services, **acquired})
+    def _bind(self, start: RunAttempt, acquired: dict[str, Any]) -> Callable[[], Any]:
+        task = start.lease.task.input
+        if self._setup.fixed_seeds:
+            seed_generators(seed_of(task))
+        return self._agent.bind(task, start.lease, {**start.services, **acquired})
 
     def _stop(self, attempt: str) -> None:
         """Cancel the task of an attempt. A thread cannot be cancelled; its key is no longer valid for the attempt."""
@@ -198,16 +206,16 @@ class Host:
         if self._services.capacity() is not None:
             wait_on(self._services.close(), self._loop)
 
-    def _failed(self, attempt: str, error: BaseException) -> AttemptEnd:
+    def _failed(self, attempt: str, error: BaseException) -> FinishRequest:
         if isinstance(error, asyncio.CancelledError) and attempt in self._stopped:
-            return AttemptEnd(attempt, Outcome(Ending.CANCELLED, "stopped by its worker"))
+            return FinishRequest(Outcome(Ending.CANCELLED, "stopped by its worker"))
         if isinstance(error, SetupFailed | ServiceFailed):
-            return AttemptEnd(attempt, Outcome(Ending.LOST, str(error)))
+            return FinishRequest(Outcome(Ending.LOST, str(error)))
         outcome = outcome_of_error(error, self._setup.server)
         if isinstance(error, MemoryError) and (memory_mb := self._setup.isolation.memory_mb) is not None:
             limit = f"the agents of its process needed more than {memory_mb} MB of memory (`memory_mb`)"
             outcome = replace(outcome, message=f"{limit}\n{outcome.message}")
-        return AttemptEnd(attempt, outcome)
+        return FinishRequest(outcome)
 
 
 def _listen(pipe: MessagePipe, serving: Future[Host]) -> None:

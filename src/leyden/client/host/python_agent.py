@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from leyden.client.host_protocol import Invocation
+from leyden.api.wire import Lease
 from leyden.user_code.bridge import wait_on
 from leyden.user_code.loading import AnyCallable, LoadError, is_async
 
@@ -31,10 +31,10 @@ class CallableAgent:
         """Names of the services that it takes."""
         self.is_async = is_async(function)
 
-    def bind(self, task: Any, invocation: Invocation, acquired: Mapping[str, Any] = {}) -> Callable[[], Any]:
+    def bind(self, task: Any, attempt: Lease, acquired: Mapping[str, Any] = {}) -> Callable[[], Any]:
         """Return the call of the agent for one attempt, with its arguments bound."""
         if self.wants_attempt:
-            return lambda: self._function(task, attempt=invocation, **acquired)
+            return lambda: self._function(task, attempt=attempt, **acquired)
         return lambda: self._function(task, **acquired)
 
 
@@ -91,7 +91,7 @@ class ClassAgent:
             self._threads.submit(self._close, self._idle.pop())
         self._threads.shutdown(wait=True)
 
-    def _run(self, task: Any, attempt: Invocation, **services: Any) -> Any:
+    def _run(self, task: Any, attempt: Lease, **services: Any) -> Any:
         instance = self._take()
         if instance is None:
             instance = self._create()
@@ -103,7 +103,7 @@ class ClassAgent:
         self._idle.append(instance)
         return value
 
-    async def _run_async(self, task: Any, attempt: Invocation, **services: Any) -> Any:
+    async def _run_async(self, task: Any, attempt: Lease, **services: Any) -> Any:
         loop = self._loop = asyncio.get_running_loop()
         instance = self._take()
         if instance is None:
@@ -116,7 +116,7 @@ class ClassAgent:
         self._idle.append(instance)
         return value
 
-    def _call_instance(self, instance: Any, task: Any, attempt: Invocation, services: dict[str, Any]) -> Any:
+    def _call_instance(self, instance: Any, task: Any, attempt: Lease, services: dict[str, Any]) -> Any:
         return instance(task, attempt=attempt, **services) if self._call.wants_attempt else instance(task, **services)
 
     async def _create_async(self, loop: asyncio.AbstractEventLoop) -> Any:

@@ -61,7 +61,8 @@ class Rescorer:
         dry: bool,
     ) -> None:
         self._episodes, self._run, self._reward, self._services, self._dry = episodes, run, reward, services, dry
-        self.source = source_of(reference)
+        self.source = f"rescore {re.sub(r'[^A-Za-z0-9 ._:@~/+-]', '-', reference)}"[:_MAX_SOURCE_LENGTH]
+        """The `source` of the rewards that it adds."""
         self._name = f"rescore-{secrets.token_hex(6)}"
 
     async def rescore(self, concurrency: int) -> AsyncIterator[RescoredRollout]:
@@ -128,11 +129,6 @@ class Rescorer:
             await self._episodes.record_rewards(self._run, episode.attempt.id, rewards)
         after = sum(reward.weight * reward.value for reward in rewards)
         return RescoredRollout(episode.rollout.id, episode.rollout.purpose, _final(episode), after)
-
-
-def source_of(reference: str) -> str:
-    """Return the `source` of rewards that a rescoring adds."""
-    return f"rescore {re.sub(r'[^A-Za-z0-9 ._:@~/+-]', '-', reference)}"[:_MAX_SOURCE_LENGTH]
 
 
 def _final(episode: Episode) -> float | None:

@@ -15,19 +15,20 @@ from typing import NoReturn
 import msgspec
 import uvloop
 
+from leyden.api.wire import FinishRequest
 from leyden.background import start_background
 from leyden.client.agent_process import KEY_VARIABLE, agent_environment, report_crashes_to
 from leyden.client.host_protocol import (
-    AttemptEnd,
     BlockerFound,
+    CodeReturned,
     FindBlocker,
     HostFailed,
     HostReady,
     HostSetup,
-    Invocation,
     MessageStream,
     Ping,
     Pong,
+    RunAttempt,
     StopAttempt,
     StopReply,
     ToHost,
@@ -35,6 +36,7 @@ from leyden.client.host_protocol import (
 from leyden.client.isolation.launcher import Launch, launch
 from leyden.client.isolation.options import SandboxUnavailable
 from leyden.client.runners.command_process import CommandProcess
+from leyden.client.seeds import HASH_SEED, seed_of
 from leyden.client.services.registry import addressed_services
 from leyden.outcomes import Ending, Outcome
 from leyden.process.descendants import adopt_orphans, kill_children
@@ -62,8 +64,8 @@ class CommandHost:
         self._stream.send(HostReady(addressed_services(self._setup.services)))
         while (message := await self._stream.receive()) is not None:
             match message:
-                case Invocation():
-                    task = start_background(self._run(message), f"attempt {message.id}")
+                case RunAttempt():
+                    task = start_background(self._run(message), f"attempt {message.lease.id}")
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
                 case StopAttempt(attempt):
@@ -76,26 +78,26 @@ class CommandHost:
             for remover in self._removers:
                 remover.wait()
 
-    async def _run(self, start: Invocation) -> None:
-        task = msgspec.json.encode(start.task)
-        process = CommandProcess(self._setup.isolation)
-        self._processes[start.id] = process
+    async def _run(self, start: RunAttempt) -> None:
+        attempt, task = start.lease.id, msgspec.json.encode(start.lease.task.input)
+        process = CommandProcess(self._setup)
+        self._processes[attempt] = process
         started: Launch | None = None
         try:
             started = launch(self._setup.isolation, self._command, self._setup.base, self._environment(start, task))
             process.start(started, self._setup.base)
-            end = await process.run(start.id, task, self._setup.has_reward_function)
+            end = await process.run(attempt, task)
         except (OSError, SandboxUnavailable) as error:
-            end = AttemptEnd(start.id, Outcome(Ending.LOST, f"the command cannot be started here: {error}"))
+            end = FinishRequest(Outcome(Ending.LOST, f"the command cannot be started here: {error}"))
         except Exception as error:  # a bug here must not leave the attempt without an end
-            _log.exception("attempt %s failed in its host process", start.id)
-            end = AttemptEnd(start.id, Outcome(Ending.LOST, f"the host failed: {type(error).__name__}: {error}"))
-        del self._processes[start.id]
+            _log.exception("attempt %s failed in its host process", attempt)
+            end = FinishRequest(Outcome(Ending.LOST, f"the host failed: {type(error).__name__}: {error}"))
+        del self._processes[attempt]
         self._removers = [remover for remover in self._removers if remover.poll() is None]
         keep = [process.pid for process in self._processes.values() if process.pid is not None]
         keep += [remover.pid for remover in self._removers]
         kill_children(_KILL_TIMEOUT_S, keep=keep)  # there are others only if a command has killed its guardian
-        self._stream.send(end)
+        self._stream.send(CodeReturned(attempt, end))
         if started is not None and (remover := started.release_in_child()) is not None:
             self._removers.append(remover)
 
@@ -105,20 +107,22 @@ class CommandHost:
         if process is not None:
             process.stop()
 
-    def _environment(self, start: Invocation, task: bytes) -> dict[str, str]:
-        server, key = self._setup.server, start.key
+    def _environment(self, start: RunAttempt, task: bytes) -> dict[str, str]:
+        server, lease, key = self._setup.server, start.lease, start.lease.key
         variables = {
             **agent_environment(self._setup.isolation, server, key),
             "LEYDEN_URL": server,
             KEY_VARIABLE: key,
-            "LEYDEN_RUN": start.run,
-            ATTEMPT_VARIABLE: start.id,
-            "TRACEPARENT": start.traceparent,
+            "LEYDEN_RUN": lease.run,
+            ATTEMPT_VARIABLE: lease.id,
+            "TRACEPARENT": lease.traceparent,
             "OTEL_EXPORTER_OTLP_ENDPOINT": server,
             "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{key}",
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         }
         variables |= {f"LEYDEN_SERVICE_{name.upper()}": address for name, address in start.services.items()}
+        if self._setup.fixed_seeds:
+            variables |= {**HASH_SEED, "LEYDEN_SEED": str(seed_of(lease.task.input))}
         if len(task) <= _MAX_VARIABLE:
             variables["LEYDEN_TASK"] = task.decode()
         return variables

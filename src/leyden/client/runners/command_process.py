@@ -8,16 +8,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
+from leyden.api.wire import FinishRequest
 from leyden.background import start_background
 from leyden.client.agent_process import apply_limits
 from leyden.client.attempt.outcome import end_of_attempt, result_from_json
 from leyden.client.attempt.output_buffer import OutputBuffer
 from leyden.client.attempt.result import MAX_ANSWER_BYTES, describe_too_large
-from leyden.client.host_protocol import AttemptEnd
+from leyden.client.host_protocol import HostSetup
 from leyden.client.isolation.launcher import Launch
-from leyden.client.isolation.options import IsolationOptions
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.outcomes import Ending, Outcome
 from leyden.process.child import kill_descendants, read_pipe
@@ -34,9 +34,10 @@ _OUT_OF_MEMORY = ("MemoryError", "bad_alloc", "out of memory", "Out of memory", 
 class CommandProcess:
     """The process of one attempt, under a guardian that kills all its descendants when it ends."""
 
-    def __init__(self, options: IsolationOptions) -> None:
+    def __init__(self, setup: HostSetup) -> None:
         self.output = OutputBuffer()
-        self._memory_mb, self._cpu_s = options.memory_mb, options.rollout.cpu_s
+        self._setup = setup
+        self._memory_mb, self._cpu_s = setup.isolation.memory_mb, setup.isolation.rollout.cpu_s
         self.pid: int | None = None
         """The process id of the guardian; None before `start` and after the end."""
         self._control: int | None = None
@@ -70,7 +71,7 @@ class CommandProcess:
         if self._stopped:
             self.stop()
 
-    async def run(self, attempt: str, task: bytes, has_reward_function: bool) -> AttemptEnd:
+    async def run(self, attempt: str, task: bytes) -> FinishRequest:
         """Send the task and read the output until the process has ended and none of its descendants is left."""
         write_stdin, read_stdout, read_stderr, read_report = self._pipes
         report = bytearray()
@@ -87,8 +88,7 @@ class CommandProcess:
         self._over_memory = self._memory_mb is not None and report == over_memory(self._memory_mb)
         if report and not self._over_memory:
             raise OSError(decode_text(bytes(report)).strip())
-        end = self._read_end(attempt, status, has_reward_function)
-        return msgspec.structs.replace(end, output=self.output.text())
+        return replace(self._read_end(status), output=self.output.text())
 
     def stop(self) -> None:
         """Terminate the process; kill it if it does not end in time."""
@@ -129,14 +129,14 @@ class CommandProcess:
         self.output.add(data)
         self._stderr_tail = (self._stderr_tail + data)[-_MAX_MESSAGE:]
 
-    def _read_end(self, attempt: str, status: int, has_reward_function: bool) -> AttemptEnd:
+    def _read_end(self, status: int) -> FinishRequest:
         if status != 0:
-            return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, self._describe_failure(status)))
+            return FinishRequest(Outcome(Ending.AGENT_ERROR, self._describe_failure(status)))
         try:
             result = self._result.value()
         except AnswerTooLarge as error:
-            return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, str(error)))
-        return end_of_attempt(attempt, result_from_json(result), has_reward_function)
+            return FinishRequest(Outcome(Ending.AGENT_ERROR, str(error)))
+        return end_of_attempt(result_from_json(result), self._setup)
 
     def _describe_failure(self, status: int) -> str:
         stderr = decode_text(self._stderr_tail)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from leyden.api.client import RetryingRemote
 from leyden.api.wire import MAX_KEY_TTL_S, KeySpec, Lease, NewKey
-from leyden.client.host_protocol import AttemptEnd, HostSetup, StepReward, StopReply
+from leyden.client.host_protocol import CodeReturned, HostSetup, StepReward, StopReply
 from leyden.client.runners.host_process import AGENT_HOST, COMMAND_HOST, HostProcess
 from leyden.client.runners.http_endpoint import HttpEndpoint
 from leyden.user_code.loading import AgentKind
@@ -35,7 +35,7 @@ class Runner(Protocol):
         """Start an attempt, with the addresses of the services that it has acquired."""
 
     async def stop(self, attempt: str) -> StopReply | None:
-        """Stop an attempt as far as possible and return its output so far; `AttemptEnd` follows as an event.
+        """Stop an attempt as far as possible and return its output so far; `CodeReturned` follows as an event.
 
         None: the runner does not respond.
         """
@@ -43,7 +43,7 @@ class Runner(Protocol):
     async def flush_spans(self, attempt: str) -> None:
         """Wait until the server has the spans of an attempt, but not for long. Called if `has_spans` says so."""
 
-    async def listen(self, on_event: Callable[[AttemptEnd | StepReward], None]) -> None:
+    async def listen(self, on_event: Callable[[CodeReturned | StepReward], None]) -> None:
         """Call `on_event` for every step reward and every attempt whose code has returned, until the runner is gone."""
 
     async def is_responsive(self, timeout_s: float) -> bool:

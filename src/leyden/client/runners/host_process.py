@@ -13,24 +13,26 @@ from functools import partial
 from subprocess import PIPE, STDOUT
 from typing import Any, Self
 
+from msgspec.structs import replace
+
 from leyden.api.wire import Lease
 from leyden.background import start_background
 from leyden.backoff import Backoff
 from leyden.client.agent_process import CrashReport, agent_environment
 from leyden.client.attempt.output_buffer import OutputBuffer
 from leyden.client.host_protocol import (
-    AttemptEnd,
     BlockerFound,
+    CodeReturned,
     FindBlocker,
     FlushSpans,
     HostFailed,
     HostReady,
     HostSetup,
     InvalidMessage,
-    Invocation,
     MessageStream,
     Ping,
     Pong,
+    RunAttempt,
     SpansFlushed,
     StepReward,
     StopAttempt,
@@ -39,6 +41,7 @@ from leyden.client.host_protocol import (
 )
 from leyden.client.isolation.launcher import Launch, launch
 from leyden.client.isolation.options import IsolationOptions
+from leyden.client.seeds import HASH_SEED
 from leyden.process.child import ChildProcess, module_command
 from leyden.process.guardian import Guard, exit_reason
 from leyden.user_code.loading import LoadError
@@ -71,9 +74,10 @@ class HostProcess:
         stream: MessageStream[ToWorker],
         crash: CrashReport,
         launched: Launch,
+        setup: HostSetup,
         keep_output: bool,
     ) -> None:
-        self._process, self._stream, self._crash = process, stream, crash
+        self._process, self._stream, self._crash, self._setup = process, stream, crash, setup
         self._launched: Launch | None = launched
         self.pool: str | None = None
         self.services: tuple[str, ...] = ()
@@ -125,7 +129,9 @@ class HostProcess:
             command = module_command(module, *pass_fds)
             # A host of commands runs no agent code; each command has a guardian and limits of its own.
             isolation = setup.isolation if module == AGENT_HOST else IsolationOptions()
-            launched = launch(isolation, command, setup.base, agent_environment(isolation, setup.server, setup.key))
+            environment = agent_environment(isolation, setup.server, setup.key)
+            environment |= HASH_SEED if setup.fixed_seeds else {}
+            launched = launch(isolation, command, setup.base, environment)
             on_failure.callback(launched.release)
             stream = await MessageStream[ToWorker].connect(ours, ToWorker, _MAX_FRAME)
             on_failure.callback(stream.close)
@@ -138,7 +144,7 @@ class HostProcess:
                 guard=Guard(_GRACE_S, user=launched.user, memory_mb=isolation.memory_mb),
                 report=crash.fileno(),
             )
-            host = cls(process, stream, crash, launched, keep_output)
+            host = cls(process, stream, crash, launched, setup, keep_output)
             on_failure.pop_all()
         try:
             host._stream.send(setup)
@@ -156,18 +162,9 @@ class HostProcess:
 
     def start_attempt(self, lease: Lease, addresses: Mapping[str, str]) -> None:
         """Start an attempt."""
-        attempt, key = lease.attempt, "" if self.pool is not None else lease.key
-        self._stream.send(
-            Invocation(
-                id=attempt.id,
-                rollout=attempt.rollout,
-                traceparent=lease.traceparent,
-                task=lease.task.input,
-                run=attempt.run,
-                key=key,
-                services=dict(addresses),
-            )
-        )
+        setup = self._setup
+        seen = replace(lease, key=setup.key or lease.key, url=setup.server)
+        self._stream.send(RunAttempt(seen, dict(addresses)))
 
     async def stop(self, attempt: str) -> StopReply | None:
         """Stop an attempt and return its output; None if code in the host lets no other thread run."""
@@ -205,7 +202,7 @@ class HostProcess:
         finally:
             self._replies.pop(key, None)
 
-    async def listen(self, on_event: Callable[[AttemptEnd | StepReward], None]) -> None:
+    async def listen(self, on_event: Callable[[CodeReturned | StepReward], None]) -> None:
         """Call `on_event` for each step reward and each attempt whose code has returned, until the host has died."""
         reading = start_background(self._read(on_event), "reading the messages of a host process")
         try:
@@ -219,10 +216,10 @@ class HostProcess:
                 if not reply.done():
                     reply.set_result(None)
 
-    async def _read(self, on_event: Callable[[AttemptEnd | StepReward], None]) -> None:
+    async def _read(self, on_event: Callable[[CodeReturned | StepReward], None]) -> None:
         while (message := await self._receive()) is not None:
             match message:
-                case AttemptEnd() | StepReward():
+                case CodeReturned() | StepReward():
                     on_event(message)
                 case StopReply() | SpansFlushed():
                     self._resolve((type(message), message.attempt), message)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 import aiohttp
 import msgspec
 
-from leyden.api.wire import Lease
+from leyden.api.wire import FinishRequest, Lease
 from leyden.background import start_background
 from leyden.backoff import Backoff
 from leyden.client.attempt.outcome import end_of_attempt, result_from_json
 from leyden.client.attempt.result import MAX_ANSWER_BYTES
-from leyden.client.host_protocol import AttemptEnd, HostSetup, StopReply
+from leyden.client.host_protocol import CodeReturned, HostSetup, StopReply
 from leyden.client.services.registry import addressed_services
 from leyden.decoding import NotJson, decode_json, decode_text
 from leyden.outcomes import Ending, Outcome
@@ -41,12 +41,11 @@ class HttpEndpoint:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), connector=connector)
         self._requests: dict[str, asyncio.Task[None]] = {}
-        self._on_event: Callable[[AttemptEnd], None] | None = None
+        self._on_event: Callable[[CodeReturned], None] | None = None
 
     def start_attempt(self, lease: Lease, addresses: Mapping[str, str]) -> None:
         """Start an attempt."""
-        name = f"attempt {lease.attempt.id}"
-        self._requests[lease.attempt.id] = start_background(self._run(lease, addresses), name)
+        self._requests[lease.id] = start_background(self._run(lease, addresses), f"attempt {lease.id}")
 
     async def stop(self, attempt: str) -> StopReply:
         """Cancel the request of an attempt. Its output is not known here."""
@@ -58,7 +57,7 @@ class HttpEndpoint:
     async def flush_spans(self, attempt: str) -> None:
         """Do nothing: the agent exports its spans itself."""
 
-    async def listen(self, on_event: Callable[[AttemptEnd], None]) -> None:
+    async def listen(self, on_event: Callable[[CodeReturned], None]) -> None:
         """Call `on_event` for every attempt that has ended."""
         self._on_event = on_event
         await asyncio.get_running_loop().create_future()
@@ -86,23 +85,21 @@ class HttpEndpoint:
         await self._session.close()
 
     async def _run(self, lease: Lease, addresses: Mapping[str, str]) -> None:
-        attempt = lease.attempt.id
         try:
             end = await self._post(lease, addresses)
         except asyncio.CancelledError:
-            end = AttemptEnd(attempt, Outcome(Ending.CANCELLED, "stopped by its worker"))
+            end = FinishRequest(Outcome(Ending.CANCELLED, "stopped by its worker"))
         except Exception as error:  # a bug here must not leave the attempt without an end
-            _log.exception("attempt %s failed in the worker", attempt)
-            end = AttemptEnd(attempt, Outcome(Ending.LOST, f"the worker failed: {type(error).__name__}: {error}"))
-        del self._requests[attempt]
+            _log.exception("attempt %s failed in the worker", lease.id)
+            end = FinishRequest(Outcome(Ending.LOST, f"the worker failed: {type(error).__name__}: {error}"))
+        del self._requests[lease.id]
         assert self._on_event is not None
-        self._on_event(end)
+        self._on_event(CodeReturned(lease.id, end))
 
-    async def _post(self, lease: Lease, addresses: Mapping[str, str]) -> AttemptEnd:
-        attempt = lease.attempt.id
+    async def _post(self, lease: Lease, addresses: Mapping[str, str]) -> FinishRequest:
         body = {
             "task": lease.task.input,
-            "attempt": attempt,
+            "attempt": lease.id,
             "base_url": f"{self._setup.server}/v1",
             "key": lease.key,
             "traceparent": lease.traceparent,
@@ -116,33 +113,33 @@ class HttpEndpoint:
                 async with self._session.post(
                     self._setup.agent, data=msgspec.json.encode(body), headers=headers
                 ) as response:
-                    return self._read(attempt, response.status, await _read_bounded(response))
+                    return self._read(response.status, await _read_bounded(response))
             except aiohttp.ClientConnectorError as error:  # it may be about to start
                 if tries == _MAX_TRIES:
-                    return self._lost(attempt, f"does not answer: {error}")
+                    return self._lost(f"does not answer: {error}")
                 await _BACKOFF.wait(tries)
             except _NOT_ANSWERED as error:  # the agent may have run: to send it again would run it twice in one attempt
-                return self._lost(attempt, f"closed the connection without an answer: {error}")
+                return self._lost(f"closed the connection without an answer: {error}")
             except aiohttp.ClientError as error:
-                return self._failed(attempt, f"closed the connection: {error}")
+                return self._failed(f"closed the connection: {error}")
 
-    def _read(self, attempt: str, status: int, data: bytes) -> AttemptEnd:
+    def _read(self, status: int, data: bytes) -> FinishRequest:
         if len(data) > MAX_ANSWER_BYTES:
-            return self._failed(attempt, f"answered with more than {MAX_ANSWER_BYTES:,} bytes")
+            return self._failed(f"answered with more than {MAX_ANSWER_BYTES:,} bytes")
         if status >= 300:
-            return self._failed(attempt, f"answered {status}: {decode_text(data[:_MAX_MESSAGE])}")
+            return self._failed(f"answered {status}: {decode_text(data[:_MAX_MESSAGE])}")
         try:
             document = decode_json(data) if data.strip() else None
         except NotJson as error:
             shown = decode_text(data[:_MAX_MESSAGE])
-            return self._failed(attempt, f"answered with something that is not JSON ({error}): {shown}")
-        return end_of_attempt(attempt, result_from_json(document), self._setup.has_reward_function)
+            return self._failed(f"answered with something that is not JSON ({error}): {shown}")
+        return end_of_attempt(result_from_json(document), self._setup)
 
-    def _lost(self, attempt: str, reason: str) -> AttemptEnd:
-        return AttemptEnd(attempt, Outcome(Ending.LOST, f"{without_userinfo(self._setup.agent)} {reason}"))
+    def _lost(self, reason: str) -> FinishRequest:
+        return FinishRequest(Outcome(Ending.LOST, f"{without_userinfo(self._setup.agent)} {reason}"))
 
-    def _failed(self, attempt: str, reason: str) -> AttemptEnd:
-        return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, f"{without_userinfo(self._setup.agent)} {reason}"))
+    def _failed(self, reason: str) -> FinishRequest:
+        return FinishRequest(Outcome(Ending.AGENT_ERROR, f"{without_userinfo(self._setup.agent)} {reason}"))
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from leyden.api.wire import FinishRequest
 from leyden.background import start_background, wait_set
 from leyden.client.attempt.active_attempt import ActiveAttempt, TimeLimit, TimeOut
-from leyden.client.host_protocol import AttemptEnd, StepReward, StopReply
+from leyden.client.host_protocol import CodeReturned, StepReward, StopReply
 from leyden.client.runners.factory import Runner
 from leyden.client.worker.options import WorkerOptions
 from leyden.outcomes import Ending, Outcome, Retry
@@ -70,7 +71,7 @@ class RunnerSupervisor:
             self.retired.set()
             await asyncio.shield(self._close(died))
 
-    async def run_attempt(self, active: ActiveAttempt, addresses: Mapping[str, str]) -> AttemptEnd | None:
+    async def run_attempt(self, active: ActiveAttempt, addresses: Mapping[str, str]) -> FinishRequest | None:
         """Run an attempt up to its time limit and return how it ended; None if the server has ended it."""
         if active.end.done():
             active.released.set()
@@ -82,7 +83,7 @@ class RunnerSupervisor:
             end = await limit.wait_end()
             if not active.released.is_set():
                 end = await self._stop(active, end, is_timeout=end is limit.timeout)
-            if end is not None and end.has_spans:
+            if end is not None and active.has_spans:
                 self._flushing.add(active.id)
                 await self.runner.flush_spans(active.id)
             return end
@@ -90,7 +91,7 @@ class RunnerSupervisor:
             self._flushing.discard(active.id)
             self._changed.set()
 
-    async def _stop(self, active: ActiveAttempt, end: AttemptEnd | None, is_timeout: bool) -> AttemptEnd | None:
+    async def _stop(self, active: ActiveAttempt, end: FinishRequest | None, is_timeout: bool) -> FinishRequest | None:
         """Stop an attempt that has ended before its code returned; return its end with its output."""
         asyncio.get_running_loop().call_later(self.runner.stop_timeout_s, self._check_returned, active)
         reply = await self.runner.stop(active.id)
@@ -101,8 +102,9 @@ class RunnerSupervisor:
             if is_timeout:
                 end = self._excuse_timeout(active.id, reply) or end
         if is_timeout and self.has_loop_errors:  # an object of another loop may never wake its waiter
-            end = AttemptEnd(active.id, Outcome(Ending.LOST, _LOOP_ERROR), retry=Retry.FREE)
-        return end and replace(end, output=output, has_spans=reply is not None and reply.has_spans)
+            end = FinishRequest(Outcome(Ending.LOST, _LOOP_ERROR), retry=Retry.FREE)
+        active.has_spans = reply is not None and reply.has_spans
+        return end and replace(end, output=output)
 
     async def wait_released(self, active: ActiveAttempt) -> None:
         """Wait until the code of an ended attempt has returned, or the runner is retired."""
@@ -116,7 +118,7 @@ class RunnerSupervisor:
             retired.cancel()
             released.cancel()
 
-    def _on_event(self, event: AttemptEnd | StepReward) -> None:
+    def _on_event(self, event: CodeReturned | StepReward) -> None:
         if isinstance(event, StepReward):
             self._on_reward(event)
             return
@@ -127,9 +129,10 @@ class RunnerSupervisor:
         self.any_returned = True
         self._hanging.discard(event.attempt)
         if event.has_spans and not active.end.done():
+            active.has_spans = True
             self._flushing.add(event.attempt)
-        event = replace(event, retry=Retry.CHARGED)  # only the worker decides that a retry is free
-        active.resolve(self._excuse_loop_error(event) if event.loop_error and not self._alone else event)
+        end = _as_agents_may(event.report)
+        active.resolve(self._excuse_loop_error(end) if event.loop_error and not self._alone else end)
         active.released.set()
         self._changed.set()
 
@@ -190,7 +193,7 @@ class RunnerSupervisor:
         """Whether the loop is blocked and was so for long. Code that computes for a moment between awaits is normal."""
         return reply.blocked_by is not None and reply.blocked_s >= _EXCUSED_SHARE * self._time_limit_s
 
-    def _excuse_loop_error(self, end: AttemptEnd) -> AttemptEnd:
+    def _excuse_loop_error(self, end: FinishRequest) -> FinishRequest:
         """Return the end of an attempt that is retried where no other runs: in the next runner, or alone."""
         outcome = Outcome(Ending.LOST, f"{_LOOP_ERROR}: {end.outcome.message}"[:_MAX_MESSAGE])
         if self._one_at_a_time:
@@ -199,7 +202,7 @@ class RunnerSupervisor:
         self._retire("its attempts use the same objects in different event loops")
         return replace(end, outcome=outcome, retry=Retry.FREE)
 
-    def _excuse_timeout(self, attempt: str, reply: StopReply | None) -> AttemptEnd | None:
+    def _excuse_timeout(self, attempt: str, reply: StopReply | None) -> FinishRequest | None:
         """Return the end of an attempt that another kept from running in time; None if it was itself at fault.
 
         If the process lets no thread run, the attempt at fault is unknown, unless there is only one. An excused
@@ -207,25 +210,31 @@ class RunnerSupervisor:
         """
         if reply is not None and reply.blocked_by != attempt:
             message = f"attempt {reply.blocked_by} blocked the event loop of the process that both ran in"
-            return AttemptEnd(attempt, Outcome(Ending.LOST, message), retry=Retry.ALONE)
+            return FinishRequest(Outcome(Ending.LOST, message), retry=Retry.ALONE)
         if reply is None and len(self._attempts) > 1:
-            return AttemptEnd(attempt, Outcome(Ending.LOST, _ENDED_UNRESPONSIVE), retry=Retry.ALONE)
+            return FinishRequest(Outcome(Ending.LOST, _ENDED_UNRESPONSIVE), retry=Retry.ALONE)
         return None
 
-    def _end_of_lost(self, attempt: str, died: bool, reason: str) -> AttemptEnd:
+    def _end_of_lost(self, attempt: str, died: bool, reason: str) -> FinishRequest:
         """Return the end of an attempt whose code had not returned when its runner was gone."""
         if attempt == self._blocker:
             message = "it blocked the event loop of its process, which was ended"
-            return AttemptEnd(attempt, Outcome(Ending.LOST, message), retry=Retry.ALONE)
+            return FinishRequest(Outcome(Ending.LOST, message), retry=Retry.ALONE)
         if not died and self._unresponsive and self._blocker is None:
-            return AttemptEnd(attempt, Outcome(Ending.LOST, _ENDED_UNRESPONSIVE), retry=Retry.ALONE)
+            return FinishRequest(Outcome(Ending.LOST, _ENDED_UNRESPONSIVE), retry=Retry.ALONE)
         if not died:
             message = _LOOP_ERROR if self.has_loop_errors else _ENDED_HANGING
-            return AttemptEnd(attempt, Outcome(Ending.LOST, message), retry=Retry.FREE)
+            return FinishRequest(Outcome(Ending.LOST, message), retry=Retry.FREE)
         if self._alone:
             output = self.runner.output()
             last_lines = output.rstrip().splitlines()[-_OUTPUT_LINES:]
             message = "\n".join((f"the agent's process died for the second time: {reason}", *last_lines))
-            return AttemptEnd(attempt, Outcome(Ending.AGENT_ERROR, message[:_MAX_MESSAGE]), output=output)
+            return FinishRequest(Outcome(Ending.AGENT_ERROR, message[:_MAX_MESSAGE]), output=output)
         message = f"the process that ran the agent died: {reason}"[:_MAX_MESSAGE]
-        return AttemptEnd(attempt, Outcome(Ending.LOST, message), retry=Retry.ALONE)
+        return FinishRequest(Outcome(Ending.LOST, message), retry=Retry.ALONE)
+
+
+def _as_agents_may(end: FinishRequest) -> FinishRequest:
+    """Return what agents may say of an end. Only the worker decides that a retry is free and who scores an attempt."""
+    rewards = tuple(replace(reward, source="agent") for reward in end.rewards if reward.kind is RewardKind.FINAL)
+    return FinishRequest(end.outcome, end.result, rewards, end.output)

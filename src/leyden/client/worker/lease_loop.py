@@ -13,10 +13,9 @@ from contextlib import AsyncExitStack, suppress
 from msgspec import Struct
 
 from leyden.api.client import RemoteError, RetryingRemote
-from leyden.api.wire import Lease, LeaseRequest, TimeoutRequest
+from leyden.api.wire import FinishRequest, Lease, LeaseRequest, TimeoutRequest
 from leyden.backoff import Backoff
 from leyden.client.attempt.active_attempt import ActiveAttempt
-from leyden.client.host_protocol import AttemptEnd
 from leyden.client.runners.factory import Runner
 from leyden.client.runners.supervisor import RunnerSupervisor
 from leyden.client.services.pool import ServiceFailed
@@ -55,22 +54,18 @@ class ConcurrencyLimit:
     """
 
     def __init__(self, maximum: int) -> None:
-        self._maximum = self._limit = maximum
+        self._maximum = self.limit = maximum
+        """How many slots may ever be in use, and how many now."""
         self._in_use = self._finished = 0
         self._changed = asyncio.Event()
 
-    @property
-    def limit(self) -> int:
-        """How many slots may be in use now."""
-        return self._limit
-
     async def acquire_all(self) -> int:
         """Wait for a free slot, take every free slot and return their number."""
-        while self._in_use >= self._limit:
+        while self._in_use >= self.limit:
             self._changed.clear()
             await self._changed.wait()
-        free = self._limit - self._in_use
-        self._in_use = self._limit
+        free = self.limit - self._in_use
+        self._in_use = self.limit
         return free
 
     def release(self, slots: int = 1) -> None:
@@ -83,10 +78,10 @@ class ConcurrencyLimit:
         self._finished += 1
         if queue_pressure is None:
             return
-        if queue_pressure > _HIGH_PRESSURE and self._finished >= self._limit:
-            self._limit, self._finished = max(1, int(_DECREASE * self._limit)), 0
-        elif queue_pressure < _LOW_PRESSURE and self._limit < self._maximum:
-            self._limit += 1
+        if queue_pressure > _HIGH_PRESSURE and self._finished >= self.limit:
+            self.limit, self._finished = max(1, int(_DECREASE * self.limit)), 0
+        elif queue_pressure < _LOW_PRESSURE and self.limit < self._maximum:
+            self.limit += 1
             self._changed.set()
 
 
@@ -197,7 +192,7 @@ class LeaseLoop:
                     finally:
                         supervisor.slots.release()
         except ServiceFailed as error:
-            await self._report(active, AttemptEnd(active.id, Outcome(Ending.LOST, str(error))))
+            await self._report(active, FinishRequest(Outcome(Ending.LOST, str(error))))
         finally:
             self._concurrency.release()
 
@@ -206,7 +201,7 @@ class LeaseLoop:
         try:
             supervisor, supervising = await self._start_supervisor(active.lease)
         except LoadError as error:  # although the loop's first runner could load the agent
-            await self._report(active, AttemptEnd(active.id, Outcome(Ending.LOST, str(error))))
+            await self._report(active, FinishRequest(Outcome(Ending.LOST, str(error))))
             return
         await self._run_on(supervisor, active, addresses, acquired)
         supervisor.retired.set()
@@ -232,7 +227,7 @@ class LeaseLoop:
     async def _score(
         self,
         active: ActiveAttempt,
-        end: AttemptEnd | None,
+        end: FinishRequest | None,
         addresses: dict[str, str],
         acquired: AsyncExitStack,
     ) -> None:
@@ -249,7 +244,7 @@ class LeaseLoop:
         async with acquired:
             await active.released.wait()
 
-    async def _report(self, active: ActiveAttempt, end: AttemptEnd | None, acquired: Mapping[str, str] = {}) -> None:
+    async def _report(self, active: ActiveAttempt, end: FinishRequest | None, acquired: Mapping[str, str] = {}) -> None:
         if end is not None:
             await self._reporter.report(active.lease, end, tuple(active.step_rewards), acquired)
             self._concurrency.adjust(self._reporter.queue_pressure)
@@ -257,10 +252,10 @@ class LeaseLoop:
 
     async def _time_out(self, lease: Lease, ran_s: float) -> float:
         """Ask the server how much time an attempt has left; none if the server does not know it or is down."""
-        attempt, request = lease.attempt, TimeoutRequest(ran_s, self._options.worker.rollout.time_limit_s)
+        request = TimeoutRequest(ran_s, self._options.worker.rollout.time_limit_s)
         with suppress(TimeoutError, RemoteError):
             async with asyncio.timeout(_TIME_OUT_REPLY_S):
-                reply = await self._client.time_out(attempt.run, attempt.id, request)
+                reply = await self._client.time_out(lease.run, lease.id, request)
                 return reply.left_s
         return 0.0
 

@@ -1,7 +1,7 @@
 """Reports to the server how attempts ended: the outcome, the result and the final reward.
 
-The final reward comes from one of three sources: the agent's return value (`AttemptEnd.reward`), the run's reward
-function, or, if that function takes `group`, later from the `GroupScorer`.
+The final reward comes from one of three sources: the agent's return value, which `attempt.outcome` reads; the run's
+reward function; or, if that function takes `group`, later the `GroupScorer`.
 """
 
 import logging
@@ -12,11 +12,9 @@ from msgspec.structs import replace
 
 from leyden.api.client import RemoteError, RetryingRemote
 from leyden.api.wire import FinishRequest, Lease
-from leyden.client.host_protocol import AttemptEnd
 from leyden.client.rewards.function import NoReward, RewardFunction
 from leyden.client.services.pool import ServiceFailed
 from leyden.client.services.registry import ServiceRegistry
-from leyden.decoding import decode_json
 from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import FINAL_REWARD_ID, GivenReward, Reward, final_rewards
@@ -33,17 +31,16 @@ class Reporter:
         reward: RewardFunction | None,
         services: ServiceRegistry,
         on_end: Callable[[FinishRequest], None] = lambda _: None,
-        weights: Mapping[str, float] = {},
     ) -> None:
-        """`on_end` is called for each attempt whose end the server has acknowledged; `weights` are those of parts."""
-        self._client, self._services, self._on_end, self._weights = client, services, on_end, weights
+        """`on_end` is called for each attempt whose end the server has acknowledged."""
+        self._client, self._services, self._on_end = client, services, on_end
         self._scored_as_group = reward is not None and reward.takes_group
         """Whether final rewards come when a whole group has ended, and not from here."""
         self._reward = None if self._scored_as_group else reward
         self.queue_pressure: float | None = None
         """Model calls that wait for the engine per call that it serves, as the server last reported it."""
 
-    def needs_scoring(self, end: AttemptEnd | None) -> bool:
+    def needs_scoring(self, end: FinishRequest | None) -> bool:
         """Whether the reward function runs before this end is reported."""
         return self._reward is not None and end is not None and end.outcome.ending is Ending.SUCCEEDED
 
@@ -54,7 +51,7 @@ class Reporter:
     async def report(
         self,
         lease: Lease,
-        end: AttemptEnd,
+        end: FinishRequest,
         step_rewards: Sequence[Reward] = (),
         acquired: Mapping[str, Any] = {},
     ) -> None:
@@ -63,9 +60,8 @@ class Reporter:
         Step rewards are sent together with the end: they count only if this attempt does. The reward function receives
         the services that the agent had `acquired`.
         """
-        request = await self._score(lease, end, step_rewards, acquired)
-        rewards = (*step_rewards, *request.rewards)
-        await self._send(lease, replace(request, rewards=rewards, output=end.output, retry=end.retry))
+        scored = await self._score(lease, end, step_rewards, acquired)
+        await self._send(lease, replace(scored, rewards=(*step_rewards, *scored.rewards)))
 
     async def give_back(self, lease: Lease) -> None:
         """Report an attempt that this worker will not finish, so that it is retried at once and for free."""
@@ -73,34 +69,30 @@ class Reporter:
         await self._send(lease, FinishRequest(Outcome(Ending.LOST, message), retry=Retry.FREE))
 
     async def _score(
-        self, lease: Lease, end: AttemptEnd, step_rewards: Sequence[Reward], acquired: Mapping[str, Any]
+        self, lease: Lease, end: FinishRequest, step_rewards: Sequence[Reward], acquired: Mapping[str, Any]
     ) -> FinishRequest:
         """Determine outcome and final reward; the reward function is called here."""
-        result = decode_json(bytes(end.result))
         if end.outcome.ending is not Ending.SUCCEEDED:
-            return FinishRequest(end.outcome, result)
+            return replace(end, rewards=())
         if self._scored_as_group:
-            return FinishRequest(end.outcome, result, awaits_group=True)
-        given, source = end.reward, "agent"
-        if self._reward is not None:
-            try:
-                given = await self._call(self._reward, lease, result, end.output, step_rewards, acquired)
-            except (NoReward, ServiceFailed) as error:
-                return FinishRequest(Outcome(Ending.NO_REWARD, str(error)), result)
-            source = "reward"
-        final = [] if given is None else final_rewards(FINAL_REWARD_ID, given, source, self._weights)
-        return FinishRequest(end.outcome, result, tuple(final))
+            return replace(end, rewards=(), awaits_group=True)
+        if self._reward is None:
+            return end
+        try:
+            given = await self._call(self._reward, lease, end, step_rewards, acquired)
+        except (NoReward, ServiceFailed) as error:
+            return replace(end, outcome=Outcome(Ending.NO_REWARD, str(error)), rewards=())
+        return replace(end, rewards=tuple(final_rewards(FINAL_REWARD_ID, given, "reward", self._reward.weights)))
 
     async def _call(
         self,
         reward: RewardFunction,
         lease: Lease,
-        result: object,
-        output: str,
+        end: FinishRequest,
         step_rewards: Sequence[Reward],
         acquired: Mapping[str, Any],
     ) -> GivenReward:
-        """Return the final reward of an attempt that succeeded with `result`. Raises `NoReward` or `ServiceFailed`.
+        """Return the final reward of an attempt that succeeded. Raises `NoReward` or `ServiceFailed`.
 
         The function receives the services that the agent has `acquired`, and acquires the others. The episode, if it
         takes one, is read from the server; output and step rewards, which the server does not have yet, are added.
@@ -108,21 +100,20 @@ class Reporter:
 
         async def read_episode() -> Episode:
             try:
-                episode = await self._client.get_episode(lease.attempt.run, lease.attempt.id)
+                episode = await self._client.get_episode(lease.run, lease.id)
             except RemoteError as refused:
                 raise NoReward(
                     f"the episode that the reward function takes cannot be read from the server: {refused}"
                 ) from refused
-            return replace(episode, rewards=(*episode.rewards, *step_rewards), output=output)
+            return replace(episode, rewards=(*episode.rewards, *step_rewards), output=end.output)
 
         missing = [name for name in reward.services if name not in acquired]
         async with self._services.acquire(missing) as more:
-            return await reward.score(lease.task.input, result, read_episode, {**acquired, **more})
+            return await reward.score(lease.task.input, end.result, read_episode, {**acquired, **more})
 
     async def _send(self, lease: Lease, request: FinishRequest) -> None:
-        run, attempt = lease.attempt.run, lease.attempt.id
         try:
-            reply = await self._client.finish(run, attempt, request)
+            reply = await self._client.finish(lease.run, lease.id, request)
             self.queue_pressure = reply.queue_pressure
             self._on_end(request)
         except RemoteError as refused:
@@ -134,6 +125,6 @@ class Reporter:
                 outcome = request.outcome if failed else Outcome(Ending.AGENT_ERROR, str(refused))
                 await self._send(lease, FinishRequest(outcome, output=request.output, retry=request.retry))
             elif refused.status == 404:
-                _log.warning("the server no longer knows attempt %s: %s", attempt, refused)
+                _log.warning("the server no longer knows attempt %s: %s", lease.id, refused)
             else:
                 raise

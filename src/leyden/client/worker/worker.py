@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from leyden.api.client import RemoteError, RetryingRemote
@@ -50,10 +49,6 @@ async def work(
 
     Raises `LoadError` before any lease for options with which it cannot work.
     """
-    try:
-        msgspec.convert(msgspec.to_builtins(options), WorkerOptions)  # Python code can create any values
-    except msgspec.ValidationError as error:
-        raise LoadError(f"the options of the worker: {error}") from error
     sys.path.extend(folder for folder in options.path if folder not in sys.path)
     try:
         reward = _load_reward(options)
@@ -62,7 +57,7 @@ async def work(
             _services(options, reward) as services,
             running_isolation(isolation_request(options)) as isolation,
         ):
-            reporter = Reporter(client, reward, services, on_end, options.rollout.reward_weights)
+            reporter = Reporter(client, reward, services, on_end)
             await _work(options, client, reward, reporter, services, isolation, stop or asyncio.Event())
     except ExceptionGroup as group:
         first = _first_error(group)
@@ -133,6 +128,8 @@ def _lease_loop_options(
     loops = options.processes if kind is AgentKind.PYTHON else 1
     all_options = []
     one_at_a_time = asyncio.Event()
+    if options.rollout.fixed_seeds and kind is AgentKind.PYTHON:  # the generators belong to the process
+        one_at_a_time.set()
     for index in range(loops):
         concurrency = _share(options.concurrency, index, loops)
         setup = HostSetup(
@@ -143,8 +140,10 @@ def _lease_loop_options(
             key="",
             concurrency=concurrency,
             has_reward_function=options.reward is not None,
+            reward_weights=options.rollout.reward_weights,
             isolation=isolation.options,
             services={name: _service_share(name, each, index, loops) for name, each in options.services.items()},
+            fixed_seeds=options.rollout.fixed_seeds,
         )
         all_options.append(
             LeaseLoopOptions(

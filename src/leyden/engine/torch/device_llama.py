@@ -4,6 +4,7 @@ It computes with its own copy of the weights, in the engine's precision and with
 input. `refresh` writes the copy in place, so that captured graphs stay valid.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from leyden.engine.torch.transfer import to_device
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
+_CAPTURING = threading.Lock()
+"""Engines of several policies capture one after the other: torch has one stream for it."""
 Inputs = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 
@@ -66,7 +69,7 @@ class DecodeGraphs:
         self._compute(buffer)  # compiles kernels and allocates workspaces, which a capture must not
         graph = torch.cuda.CUDAGraph()
         # other threads, like the trainer's, may use the device during the capture
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with _CAPTURING, torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output = self._compute(buffer)
 
         def replay() -> Tensor:

@@ -1,18 +1,14 @@
 """An embedded engine in a process of its own, which receives weights as files and is started again if it dies.
 
 It listens on a Unix socket in a folder that only this user can enter. A process that is started again loads the latest
-weights before it listens.
+weights before it listens. It may run on another machine, to which the files of the weights are sent.
 """
 
 import asyncio
 import logging
 import os
-import shutil
-import tempfile
 import time
-from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from subprocess import PIPE
 
@@ -21,13 +17,15 @@ from msgspec.structs import replace
 
 from leyden.background import start_background
 from leyden.engine.protocol import EngineError, EngineLost, ModelWeights, Publication, SocketAddress
-from leyden.engine.remote import wait_end
+from leyden.engine.remote import SeparateEngine
 from leyden.engine.torch.wire import EngineProcessOptions, EngineState, LoadWeights
 from leyden.engine.weight_files import NamedTensors, WeightFiles, WrittenWeights, compare
 from leyden.process.child import ChildProcess, module_command
 from leyden.process.guardian import exit_reason
+from leyden.process.place import HERE, FindPlace, Place, PlaceLost, this_machine
 from leyden.process.rotating_log import RotatingLog
 from leyden.process.supervised import SupervisedProcess
+from leyden.process.temporary import TemporaryFolder
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +33,8 @@ _MAX_DEATHS, _DEATHS_WITHIN_S = 5, 60.0
 """A process that dies this often within this time is not started again."""
 
 
-class TorchProcess(SupervisedProcess):
+class TorchProcess(SeparateEngine, SupervisedProcess):
     """One engine process with the weights that were published last."""
-
-    shares_parameters = False
-    sleeps_while_training = False
 
     def __init__(
         self,
@@ -49,11 +44,14 @@ class TorchProcess(SupervisedProcess):
         log_file: Path,
         weights: Callable[[], NamedTensors],
         version: int,
+        find_place: FindPlace = this_machine,
     ) -> None:
         """`weights` are those of `version`; `environment` is added to that of this process."""
         super().__init__("an engine process", _MAX_DEATHS, _DEATHS_WITHIN_S, EngineError)
-        self._folder = Path(tempfile.mkdtemp(prefix="leyden-engine-"))  # mode 0700
-        self._options = replace(options, socket=str(self._folder / "engine.sock"))
+        self._folder = TemporaryFolder("engine")
+        self._socket = self._folder.path / "engine.sock"
+        self._options, self._find_place = options, find_place
+        self._place: Place = HERE
         self._environment, self._files, self._log = environment, files, RotatingLog(log_file)
         self._weights, self._version = weights, version
         self._changing = asyncio.Lock()
@@ -85,33 +83,28 @@ class TorchProcess(SupervisedProcess):
         await self._launch()
         self._start_supervising()
 
-    async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Wait until the server process is gone; it connects to the engine directly."""
-        await wait_end(reader, writer)
-
-    async def sleep(self) -> None:
-        """Do nothing: `sleeps_while_training` is False."""
-
-    @asynccontextmanager
-    async def changing_weights(self, version: int) -> AsyncIterator[None]:
-        """Let the trainer write its parameters: the engine has its own."""
-        yield
-
     async def publish(self, weights: ModelWeights, version: int) -> Publication:
         """Have the engine load the weights between two steps. If it is dead or dies, its next start loads them."""
         started = time.monotonic()
-        written = await self._files.write(weights.tensors, version)
+        await self._files.write(weights.tensors, version)
         async with self._changing:
-            if self._up.is_set() and self._version != version:
-                assert self._process is not None
-                order = LoadWeights(str(written.folder), version)
-                self._process.send(msgspec.json.encode(order) + b"\n")
-                try:
-                    await self._check_loaded(written)
-                except EngineLost:
-                    self._up.clear()
+            with self._files.reading() as latest:  # newer than `version` if this had to wait
+                if self._up.is_set() and self._version != latest.version:
+                    await self._load(latest)
         await self._up.wait()
-        return Publication(time.monotonic() - started, written.nbytes)
+        return Publication(time.monotonic() - started, latest.nbytes)
+
+    async def _load(self, weights: WrittenWeights) -> None:
+        """Have the process load weights. One that cannot get them is ended, so that it does not serve older ones."""
+        assert self._process is not None
+        try:
+            order = LoadWeights(await self._place.deliver(weights.folder, "weights"), weights.version)
+            self._process.send(msgspec.json.encode(order) + b"\n")
+            await self._check_loaded(weights)
+        except (EngineLost, PlaceLost) as error:
+            log.error("%s", error)
+            self._up.clear()
+            self._process.kill()
 
     async def _wait_ended(self) -> str:
         assert self._process is not None
@@ -124,32 +117,40 @@ class TorchProcess(SupervisedProcess):
     async def _restart(self, reason: str) -> str | None:
         try:
             await self._launch()
-        except EngineLost as error:
+        except (EngineLost, PlaceLost) as error:
             return str(error)
         return None
 
     async def _end(self) -> None:
         if self._process is not None:
             await self._process.end()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     async def _launch(self) -> None:
         """Start the process with the latest weights, and wait until it listens."""
         async with self._changing:
+            self._place = await self._find_place()
             with self._files.reading() as weights:
-                options = replace(self._options, folder=str(weights.folder), version=weights.version)
+                options = replace(
+                    self._options,
+                    socket=self._place.path(self._socket),
+                    folder=await self._place.deliver(weights.folder, "weights"),
+                    version=weights.version,
+                )
                 self._process = ChildProcess(
                     module_command("leyden.engine.torch"),
                     environment={**os.environ, **self._environment},
                     stdout=PIPE,
                     log=self._log,
+                    place=self._place,
+                    listens=[self._socket],
                 )
                 self._answers = asyncio.Queue()
                 reading = _read_lines(self._process, self._answers)
                 self._reading = start_background(reading, "reading the answers of an engine process")
                 self._process.send(msgspec.json.encode(options) + b"\n")
                 state = await self._check_loaded(weights)
-            self._address = SocketAddress(state.context_length, state.vocab_size, options.slots, options.socket)
+            self._address = SocketAddress(state.context_length, state.vocab_size, options.slots, str(self._socket))
             self._up.set()
 
     async def _check_loaded(self, weights: WrittenWeights) -> EngineState:

@@ -18,9 +18,10 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="the folder of the model that the run trains")
     parser.add_argument("--uds", type=Path, required=True, metavar="PATH", help="the Unix socket to listen on")
     parser.add_argument("--lora-rank", type=int, metavar="N", help="the run's `training.lora.rank`, if it has one")
+    parser.add_argument("--lora-policies", type=int, metavar="N", default=1, help="how many policies have an adapter")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has vLLM")
     options, arguments = parser.parse_known_args()
-    lora = adapter_arguments(options.lora_rank) if options.lora_rank is not None else ()
+    lora = adapter_arguments(options.lora_rank, options.lora_policies) if options.lora_rank is not None else ()
     vllm = VllmOptions(model=options.model.absolute(), python=options.python, arguments=(*lora, *arguments))
     installation = find_vllm(vllm.python)
     if installation is None:

@@ -160,7 +160,8 @@ class VllmEngine:
     @property
     def _adapter(self) -> str | None:
         """The name of the LoRA adapter to sample with."""
-        return wire.adapter_name(self.version) if self._address.adapter else None
+        policy = self._address.adapter
+        return None if policy is None else wire.adapter_name(policy, self.version)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from leyden.engine.protocol import EngineError, EngineLost
+from leyden.engine.protocol import RESTART_LIMIT_S, EngineError, EngineLost
 from leyden.engine.vllm.wire import error_message
 
 _GENERATE = "/inference/v1/generate"
@@ -21,8 +21,8 @@ _HEALTH_TIMEOUT_S = 20.0
 """How long a server may take to say that it is healthy; one with many requests takes seconds."""
 _TRIES = 3
 """A pooled connection may be closed just when it is used: a request that got no answer at all is sent again."""
-_RESTART_LIMIT_S, _RECONNECT_S = 900.0, 0.5
-"""While vLLM is restarted nothing listens at its socket: how long requests wait for it, and how often they try.
+_RECONNECT_S = 0.5
+"""While vLLM is restarted nothing listens at its socket: how often requests try whether it answers.
 
 Before that, a vLLM whose engine core has died answers every request with a 5xx, for up to 5 seconds."""
 _EVENT_END = b"\n\n"
@@ -79,7 +79,7 @@ class HttpStream:
 
         Yields b"" while it waits for a vLLM that is being restarted. Raises `EngineError`.
         """
-        deadline = time.monotonic() + _RESTART_LIMIT_S
+        deadline = time.monotonic() + RESTART_LIMIT_S
         try:
             while True:
                 try:

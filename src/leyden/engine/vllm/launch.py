@@ -118,10 +118,14 @@ def environment(options: VllmOptions) -> dict[str, str]:
     return {**variables, **options.environment}
 
 
-def adapter_arguments(rank: int) -> tuple[str, ...]:
-    """Return the arguments with which vLLM's server takes one adapter of this rank."""
+def adapter_arguments(rank: int, policies: int = 1) -> tuple[str, ...]:
+    """Return the arguments with which vLLM's server takes an adapter for each policy, of this rank at the most.
+
+    With several one can be loaded while the adapters of all policies compute: vLLM then has no need to move any.
+    """
     reserved = next((one for one in _RANKS if one >= rank), rank)
-    return ("--enable-lora", "--max-loras", "1", "--max-cpu-loras", "2", "--max-lora-rank", str(reserved))
+    loaded = ("--max-loras", str(policies + (policies > 1)), "--max-cpu-loras", str(2 * policies))
+    return ("--enable-lora", *loaded, "--max-lora-rank", str(reserved))
 
 
 def write_tokenizer(tokenizer: str, model: Path, folder: Path) -> Path:

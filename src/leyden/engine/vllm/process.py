@@ -8,20 +8,22 @@ they receive. A restarted server has the weights of the model's folder, so it is
 
 import asyncio
 import logging
-import shutil
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NoReturn
+
+from msgspec.structs import replace
 
 from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.http import call, control, is_healthy
 from leyden.engine.vllm.launch import VllmInstallation, VllmOptions, command, environment, find_vllm
 from leyden.process.child import ChildProcess
 from leyden.process.guardian import Guard
+from leyden.process.place import HERE, FindPlace, Place, PlaceLost, this_machine
 from leyden.process.rotating_log import RotatingLog
 from leyden.process.supervised import SupervisedProcess
+from leyden.process.temporary import TemporaryFolder
 
 log = logging.getLogger(__name__)
 
@@ -51,14 +53,18 @@ class VllmProcess(SupervisedProcess):
         log: Path,
         on_restart: Callable[[], Awaitable[None]] | None = None,
         may_restart: Callable[[], Awaitable[object]] | None = None,
+        find_place: FindPlace = this_machine,
     ) -> None:
         """Without `on_restart` a crash is final: `wait_failed` raises at once. A restart waits for `may_restart`."""
         super().__init__("vLLM", _MAX_CRASHES, _CRASHES_WITHIN_S, EngineError)
         self._options, self._log = options, RotatingLog(log)
         self._on_restart, self._may_restart = on_restart, may_restart
-        self._folder = Path(tempfile.mkdtemp(prefix="leyden-vllm-"))  # mode 0700
+        self._temporary = TemporaryFolder("vllm")
+        self._folder = self._temporary.path
         self.socket = self._folder / "vllm.sock"
         self.restarts = 0
+        self._find_place = find_place
+        self._place: Place = HERE
         self._installation: VllmInstallation | None = None
         self._process: ChildProcess | None = None
         self._served_s = 0.0
@@ -95,7 +101,14 @@ class VllmProcess(SupervisedProcess):
         """Stop the server and remove its folder."""
         if self._process is not None:
             await self._process.end()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._temporary.close()
+
+    async def deliver(self, folder: Path, purpose: str) -> str:
+        """Return the path of a folder on the server's machine. Raises `EngineError` if that is lost."""
+        try:
+            return await self._place.deliver(folder, purpose)
+        except PlaceLost as error:
+            raise EngineError(str(error)) from error
 
     @property
     def location(self) -> str:
@@ -171,11 +184,16 @@ class VllmProcess(SupervisedProcess):
         """Start the server on a socket that no client knows yet, and wait until it is ready."""
         assert self._installation is not None
         self._log.path.parent.mkdir(parents=True, exist_ok=True)
+        self._place, options = await self._find_place(), self._options
+        if options.tokenizer is not None:
+            options = replace(options, tokenizer=Path(await self.deliver(options.tokenizer, "tokenizer")))
         self._process = ChildProcess(
-            command(self._options, self._installation, self._private_socket),
-            environment=environment(self._options),
+            command(options, self._installation, Path(self._place.path(self._private_socket))),
+            environment=environment(options),
             log=self._log,
             guard=Guard(_TERM_TIMEOUT_S, terminate=True),
+            place=self._place,
+            listens=[self._private_socket],
         )
         await self._ready(self._process)
 
@@ -245,6 +263,10 @@ class RunningVllm:
             async with control(self.location) as client:
                 missed = 0 if await is_healthy(client) else missed + 1
         raise EngineError(f"the vLLM at {self.location} no longer answers: start it, then resume the run")
+
+    async def deliver(self, folder: Path, purpose: str) -> str:
+        """Return the folder: the server must see it."""
+        return str(folder)
 
     async def recovered(self) -> bool:
         """Return False: it is not restarted."""

@@ -8,7 +8,7 @@ import asyncio
 import base64
 import pickle
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -24,33 +24,39 @@ from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.vllm.http import call, control
 from leyden.engine.vllm.wire import adapter_name
 from leyden.engine.weight_files import NamedTensors, WeightFiles, compare
+from leyden.process.place import HERE
+
+Deliver = Callable[[Path, str], Awaitable[str]]
+"""Sends a folder, which replaces the one before of a purpose, to vLLM's machine; returns its path there."""
 
 
 class AdapterTransfer:
-    """Writes LoRA adapters into a folder that vLLM can read and has vLLM load them; the files of the latest one stay.
+    """Writes LoRA adapters into a folder that vLLM can read and has vLLM load them; the files of the latest ones stay.
 
-    Each version has its own name: vLLM would read a name that is loaded again from its files at every step, and would
-    find blocks of the prefix cache that the adapter of before has computed.
+    Each version of a policy has its own name: vLLM would read a name that is loaded again from its files at every step,
+    and would find blocks of the prefix cache that the adapter of before has computed.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._loaded: str | None = None
+    def __init__(self, folder: Path, deliver: Deliver = HERE.deliver) -> None:
+        self._folder, self._deliver = folder, deliver
+        self._loaded: dict[str, str] = {}
+        """By policy."""
 
     async def send(
-        self, client: aiohttp.ClientSession, adapter: LoraWeights, dtype: torch.dtype, version: int
+        self, client: aiohttp.ClientSession, policy: str, adapter: LoraWeights, dtype: torch.dtype, version: int
     ) -> Mapping[str, Tensor]:
-        """Load an adapter and unload the one before. Returns its tensors as vLLM has them."""
+        """Load an adapter and unload the policy's one before. Returns its tensors as vLLM has them."""
         served = {name: tensor.detach().to(dtype).cpu().contiguous() for name, tensor in adapter.tensors.items()}
-        name = adapter_name(version)
+        name, before = adapter_name(policy, version), self._loaded.get(policy)
         await asyncio.to_thread(_save_adapter, served, adapter.rank, self._folder / name)
         with suppress(EngineError):  # a vLLM that is kept over several runs may have another one of this name
             await call(client, "/v1/unload_lora_adapter", {"lora_name": name})
-        await call(client, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(self._folder / name)})
-        if self._loaded is not None and self._loaded != name:
-            await call(client, "/v1/unload_lora_adapter", {"lora_name": self._loaded})
-            shutil.rmtree(self._folder / self._loaded, ignore_errors=True)
-        self._loaded = name
+        path = await self._deliver(self._folder / name, f"adapter-{policy}")
+        await call(client, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+        if before is not None and before != name:
+            await call(client, "/v1/unload_lora_adapter", {"lora_name": before})
+            shutil.rmtree(self._folder / before, ignore_errors=True)
+        self._loaded[policy] = name
         return served
 
 
@@ -86,14 +92,14 @@ class Transfer(Protocol):
 class FileTransfer:
     """Has vLLM load files, which replicas on this machine share. Works everywhere."""
 
-    def __init__(self, files: WeightFiles) -> None:
-        self._files = files
+    def __init__(self, files: WeightFiles, deliver: Deliver = HERE.deliver) -> None:
+        self._files, self._deliver = files, deliver
 
     async def send(self, client: aiohttp.ClientSession, weights: Callable[[], NamedTensors], version: int) -> Sent:
         """Write the files, unless another replica has, and have vLLM load them."""
         await self._files.write(weights, version)
         with self._files.reading() as written:
-            path = {"weights_path": str(written.folder)}
+            path = {"weights_path": await self._deliver(written.folder, "weights")}
             await call(client, "/collective_rpc", {"method": "reload_weights", "kwargs": path})
             await call(client, "/collective_rpc", {"method": "leyden_repack"})
         return Sent(written.checksums, written.nbytes)
@@ -164,8 +170,10 @@ class VllmPublisher:
             compare(sent.checksums, await _values(client), "after publishing")
             return sent.nbytes
 
-    async def send_adapter(self, adapter: LoraWeights, base: Callable[[], NamedTensors], version: int) -> int:
-        """Send a LoRA adapter to a paused vLLM, verify that it has it, and return its bytes.
+    async def send_adapter(
+        self, policy: str, adapter: LoraWeights, base: Callable[[], NamedTensors], version: int
+    ) -> int:
+        """Send the LoRA adapter of a policy that has no requests, verify that vLLM has it, and return its bytes.
 
         The first time, also verify that vLLM serves the weights that the adapter belongs to.
         """
@@ -175,7 +183,7 @@ class VllmPublisher:
                 expected = await asyncio.to_thread(lambda: _checksums_of(_served(base(), self._dtypes)))
                 compare(expected, await _values(client), "before the adapter is loaded")
             dtype = next(iter(self._dtypes.values()))
-            served = await self._adapters.send(client, adapter, dtype, version)
+            served = await self._adapters.send(client, policy, adapter, dtype, version)
             (found,) = await _on_workers(client, "leyden_adapter_checksums", rank=adapter.rank)
             compare(await asyncio.to_thread(adapter_checksums, served), found, "after publishing")
             return sum(tensor.nbytes for tensor in served.values())

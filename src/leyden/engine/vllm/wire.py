@@ -74,9 +74,9 @@ class CompletionEvent(Struct, frozen=True):
 _decode = msgspec.json.Decoder(CompletionEvent).decode
 
 
-def adapter_name(version: int) -> str:
-    """Return the name of a version's LoRA adapter."""
-    return f"adapter-{version}"
+def adapter_name(policy: str, version: int) -> str:
+    """Return the name of the LoRA adapter of a policy's version."""
+    return f"{policy}-{version}"
 
 
 def body(request: EngineRequest, room: int, seeded: bool, adapter: str | None = None) -> bytes:

@@ -32,7 +32,7 @@ class RankedLearner:
     async def start(self) -> str | None:
         """Load the model. Returns why samples cannot be laid out as trees although the configuration selects trees."""
         await self._ranks.call("load", self._setup, patient=True)
-        reason: str | None = (await self._ranks.call("build", patient=True))[0]
+        reason: str | None = (await self._ranks.call("build"))[0]
         self._trees = self._trees and reason is None
         return reason
 
@@ -68,11 +68,13 @@ class RankedLearner:
         """Estimate the KL divergence of the policy from one that sampled with these logprobs."""
         return divergence_of(await self.logprobs(policy, samples), logprobs)
 
+    async def accumulate_part(self, policy: str, part: Update) -> None:
+        """Accumulate the gradient of some samples of the next update."""
+        await self._ranks.call("accumulate_part", by_rank=await self._divided(part))
+
     async def accumulate(self, policy: str, update: Update) -> UpdateMetrics:
         """Accumulate the gradient of an update."""
-        parts = await self._divide(update.samples)
-        updates = [Update(_chosen(update.samples, part), update.old_logprobs.select(part)) for part in parts]
-        metrics: UpdateMetrics = (await self._ranks.call("accumulate", by_rank=updates))[0]
+        metrics: UpdateMetrics = (await self._ranks.call("accumulate", by_rank=await self._divided(update)))[0]
         return metrics
 
     async def apply(self, policy: str) -> None:
@@ -85,7 +87,7 @@ class RankedLearner:
 
     async def save(self, policy: str, state: TrainerState) -> None:
         """Copy what a checkpoint holds; without memory for that, write it."""
-        if all(await self._ranks.call("copy", patient=True)):
+        if all(await self._ranks.call("copy")):
             self._copied = state
         else:
             await asyncio.to_thread(self._write, state, "compute")
@@ -113,6 +115,13 @@ class RankedLearner:
         with self._checkpoints.writing(state) as folder:
             writing = self._ranks.call("write", folder, channel=channel, patient=True)
             asyncio.run_coroutine_threadsafe(writing, self._loop).result()
+
+    async def _divided(self, update: Update) -> list[Update]:
+        samples, old_logprobs = update.samples, update.old_logprobs
+        return [
+            replace(update, samples=_chosen(samples, part), old_logprobs=old_logprobs.select(part))
+            for part in await self._divide(samples)
+        ]
 
     async def _divide(self, samples: Sequence[Sample]) -> list[list[int]]:
         return await asyncio.to_thread(divide, samples, self._ranks.number, self._trees)

@@ -9,6 +9,8 @@ from leyden.models.source import ModelSource
 
 MAX_FRAME = (1 << 32) - 1
 """Bytes of a message: a parameter of a large model is one."""
+FILES_TIMEOUT_S = 1800.0
+"""How long ranks wait for one another when they start, and while a model or a checkpoint is read or written."""
 
 
 class World(Struct, frozen=True):
@@ -17,9 +19,11 @@ class World(Struct, frozen=True):
     rank: int
     size: int
     meeting: str
-    """A path at which the ranks meet; there is no file yet."""
+    """A path at which the ranks meet, where there is no file yet, or the HOST:PORT of a store of torch's."""
     timeout_s: float
     """How long a rank waits for the others in a collective."""
+    device: int = 0
+    """The number of its GPU, if there is any."""
 
 
 class RankSetup(Struct, frozen=True):

@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
@@ -15,11 +16,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leyden.learner.forward import PolicyForward
 from leyden.learner.microbatch import MicroBatch
-from leyden.learner.ranks.messages import World
+from leyden.learner.ranks.messages import FILES_TIMEOUT_S, World
 
 T = TypeVar("T")
-_FILES_TIMEOUT = timedelta(minutes=30)
-"""How long ranks wait for one another when they start, and while checkpoints are written or read."""
+_FILES_TIMEOUT = timedelta(seconds=FILES_TIMEOUT_S)
 
 
 class RankPeers:
@@ -32,15 +32,17 @@ class RankPeers:
         self.compute_dtype: torch.dtype | None = None
         """The precision of forward passes if it is not that of the parameters."""
         backend, timeout = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timedelta(seconds=world.timeout_s)
-        meeting = f"file://{world.meeting}"
-        dist.init_process_group(
-            backend, init_method=meeting, rank=world.rank, world_size=world.size, timeout=_FILES_TIMEOUT
-        )
+        store = _store(world.meeting, world.size)
+        dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=_FILES_TIMEOUT)
         self._group = dist.new_group(timeout=timeout)
         self.mesh = DeviceMesh.from_group(self._group, device.type)
         self._objects = dist.new_group(backend="gloo", timeout=timeout)
         self.files = dist.new_group(backend="gloo", timeout=_FILES_TIMEOUT)
         """The group for reading and writing checkpoints."""
+
+    def await_files(self) -> None:
+        """Wait until every rank is here, of which one may have to read a large file before."""
+        dist.barrier(group=self.files)
 
     def gather(self, value: T) -> list[T]:
         """Return the value of every rank, in their order."""
@@ -104,6 +106,13 @@ class RankPeers:
             for name, buffer in part._buffers.items():
                 if buffer is not None:
                     part._buffers[name] = self.send(None if buffer.is_meta else buffer, buffer)
+
+
+def _store(meeting: str, size: int) -> Store:
+    if meeting.startswith("/"):
+        return FileStore(meeting, size)
+    host, _, port = meeting.rpartition(":")
+    return TCPStore(host, int(port), timeout=_FILES_TIMEOUT, wait_for_workers=False)
 
 
 def _empty_microbatch() -> MicroBatch:

@@ -9,46 +9,79 @@ import os
 import pickle
 import signal
 import socket
-import tempfile
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Literal, NoReturn, Protocol, Self
+
+from torch._C._distributed_c10d import TCPStore
 
 from leyden.config import ConfigError
-from leyden.learner.errors import OutOfDeviceMemory, TrainingError
-from leyden.learner.ranks.errors import RankLost
-from leyden.learner.ranks.messages import MAX_FRAME, RankReply, World
+from leyden.learner.errors import OutOfDeviceMemory, RankLost, TrainingError
+from leyden.learner.ranks.launch import LOOPBACK, JoinedProcess, LaunchedProcess, await_ranks
+from leyden.learner.ranks.messages import FILES_TIMEOUT_S, MAX_FRAME, RankReply, World
 from leyden.process.child import ChildProcess, module_command
 from leyden.process.framing import read_frame, to_frame
 from leyden.process.guardian import exit_reason
+from leyden.process.place import HERE, Place
 from leyden.process.rotating_log import RotatingLog
+from leyden.process.temporary import TemporaryFolder
 
 Channel = Literal["compute", "files"]
+_THREADS = 4
 _GRACE_S = 3.0
 """How long the other ranks have to report when one has failed, so that the first cause is found."""
-_LOOPBACK = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo")
-"""Ranks of one machine listen on no other interface: their connections have no authentication."""
 
 
-class RankProcess(ChildProcess):
-    """The process of one rank."""
+class RankProcess:
+    """The process of one rank: a child, or one that a launcher has started."""
 
-    def __init__(self, world: World, log: Path) -> None:
-        self.rank, self.output = world.rank, RotatingLog(log)
+    def __init__(
+        self,
+        world: World,
+        log: Path,
+        threads: ThreadPoolExecutor,
+        joined: JoinedProcess | None = None,
+        place: Place = HERE,
+    ) -> None:
+        """`threads` encode and decode what is sent."""
+        self.rank, self.output, self._threads = world.rank, RotatingLog(log), threads
         pairs = [socket.socketpair() for _ in range(2)]
         theirs = [pair[1] for pair in pairs]
         fds = [each.fileno() for each in theirs]
-        super().__init__(
-            module_command("leyden.learner.ranks.rank", *fds),
-            environment={**_LOOPBACK, **os.environ},
-            pass_fds=fds,
-            log=self.output,
-        )
+        self._process: ChildProcess | JoinedProcess
+        if joined is not None:
+            self._process = joined
+            joined.hand_over(theirs)
+        else:
+            self._process = ChildProcess(
+                module_command("leyden.learner.ranks.rank", *fds),
+                environment={**dict.fromkeys(LOOPBACK, place.interface), **os.environ},
+                pass_fds=fds,
+                log=self.output,
+                place=place,
+            )
+        self.pid, self.kill, self.wait = self._process.pid, self._process.kill, self._process.wait
         for each in theirs:
             each.close()
         self._sockets = [pair[0] for pair in pairs]
         self._channels: dict[str, tuple[StreamReader, StreamWriter]] = {}
+
+    @property
+    def aborted(self) -> bool:
+        """Whether it has ended itself, as NCCL does that has waited too long."""
+        return self._process.status == -signal.SIGABRT
+
+    @property
+    def end_reason(self) -> str | None:
+        """How it has ended; None while it runs."""
+        if (status := self._process.status) is None:
+            return None
+        if isinstance(self._process, JoinedProcess):
+            return f"ended (process {self.pid}: torchrun says how)"
+        line = f": {last}" if (last := self.output.last_line()) else ""
+        return f"ended ({exit_reason(status)}){line} ({self.output.path})"
 
     async def connect(self, world: World) -> None:
         """Tell it which rank of which world it is."""
@@ -58,14 +91,15 @@ class RankProcess(ChildProcess):
 
     async def ask(self, channel: Channel, method: str, arguments: Sequence[Any]) -> RankReply | None:
         """Call a method; None if the process has ended."""
-        reader, writer = self._channels[channel]
+        (reader, writer), loop = self._channels[channel], asyncio.get_running_loop()
         try:
-            writer.write(to_frame(await asyncio.to_thread(pickle.dumps, (method, arguments)), MAX_FRAME))
+            request = await loop.run_in_executor(self._threads, pickle.dumps, (method, arguments))
+            writer.write(to_frame(request, MAX_FRAME))
             await writer.drain()
         except OSError:
             return None
         frame = await read_frame(reader, MAX_FRAME)
-        return None if frame is None else await asyncio.to_thread(_decode, frame)
+        return None if frame is None else await loop.run_in_executor(self._threads, _decode, frame)
 
     def close(self) -> None:
         """Kill it, and close the sockets."""
@@ -80,23 +114,68 @@ def _decode(frame: bytes) -> RankReply:
     return reply
 
 
+class RankPlaces(Protocol):
+    """Where ranks run if not on this machine. Each sees only its own GPU there."""
+
+    @property
+    def address(self) -> str:
+        """The address of this machine that they reach."""
+
+    async def find(self) -> list[Place]:
+        """Return the place of each rank."""
+
+
+def _open_store(address: str) -> TCPStore:
+    """Open the store by which ranks find each other. Left to itself, torch listens at every address."""
+    listening = socket.create_server((address, 0))
+    port = listening.getsockname()[1]
+    return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+
+
 class RankProcesses:
     """All ranks. As a context, they are started and ended."""
 
-    def __init__(self, number: int, log: Path, timeout_s: float = 50.0) -> None:
-        """`log` is a folder, for a file of each rank. Ranks wait `timeout_s` for one another."""
-        self.number, self._log, self._timeout_s = number, log, timeout_s
+    def __init__(
+        self,
+        number: int,
+        log: Path,
+        timeout_s: float = 50.0,
+        launch: LaunchedProcess | None = None,
+        elsewhere: RankPlaces | None = None,
+    ) -> None:
+        """`log` is a folder, for a file of each rank. Ranks wait `timeout_s` for one another.
+
+        All ranks but the first are the processes that `launch` is one of, if there is one. They run on this machine,
+        or `elsewhere`.
+        """
+        self.number, self._log, self._timeout_s, self._launch = number, log, timeout_s, launch
+        self._elsewhere = elsewhere
         self._ranks: list[RankProcess] = []
+        self._store: TCPStore | None = None
+        # not those of the loop, all of which may wait for weights
+        self._threads = ThreadPoolExecutor(_THREADS, "ranks")
         self._locks = {"compute": asyncio.Lock(), "files": asyncio.Lock()}
         self._failed: asyncio.Future[NoReturn]
         self._watching: asyncio.Task[None]
 
     async def __aenter__(self) -> Self:
         self._failed = asyncio.get_running_loop().create_future()
-        self._folder = tempfile.TemporaryDirectory(prefix="leyden-ranks-")
-        meeting = str(Path(self._folder.name) / "meeting")
-        worlds = [World(rank, self.number, meeting, self._timeout_s) for rank in range(self.number)]
-        self._ranks = [RankProcess(world, self._log / f"rank-{world.rank}.log") for world in worlds]
+        self._temporary = TemporaryFolder("ranks")
+        folder = self._temporary.path
+        joined = {} if self._launch is None else await asyncio.to_thread(await_ranks, self._launch, folder)
+        meeting, places = str(folder / "meeting"), list[Place]([HERE] * self.number)
+        if self._elsewhere is not None:
+            places = await self._elsewhere.find()
+            self._store = _open_store(self._elsewhere.address)
+            meeting = f"{self._elsewhere.address}:{self._store.port}"
+        worlds = [
+            World(rank, self.number, meeting, self._timeout_s, rank if place.is_here else 0)
+            for rank, place in enumerate(places)
+        ]
+        self._ranks = [
+            RankProcess(world, self._log / f"rank-{world.rank}.log", self._threads, joined.get(world.rank), place)
+            for world, place in zip(worlds, places, strict=True)
+        ]
         self._watching = asyncio.create_task(self._watch())
         for rank, world in zip(self._ranks, worlds, strict=True):
             await rank.connect(world)
@@ -109,7 +188,8 @@ class RankProcesses:
         await asyncio.gather(*(rank.wait() for rank in self._ranks))
         if self._failed.done():
             self._failed.exception()  # so that it does not count as unseen
-        self._folder.cleanup()
+        self._threads.shutdown(wait=False)
+        self._temporary.close()
 
     @property
     def pids(self) -> list[int]:
@@ -131,7 +211,7 @@ class RankProcesses:
     ) -> list[Any]:
         """Call a method of every rank; an argument may differ by rank. Returns what each returned.
 
-        When one has answered, the others have a limited time, unless `patient`.
+        When one has answered, the others have a limited time, and more if they are to be `patient` with files.
         Raises `RankLost`, or what all ranks raised. To cancel it does not end the call.
         """
         last = [()] * self.number if by_rank is None else [(one,) for one in by_rank]
@@ -146,7 +226,7 @@ class RankProcesses:
             pairs = zip(self._ranks, arguments, strict=True)
             asked = [asyncio.create_task(rank.ask(channel, method, one)) for rank, one in pairs]
             try:
-                await self._wait_answers(asked, patient)
+                await self._wait_answers(asked, FILES_TIMEOUT_S if patient else self._timeout_s)
             finally:
                 for each in asked:
                     each.cancel()
@@ -155,7 +235,7 @@ class RankProcesses:
                 raise error
             return [reply.value for reply in replies]
 
-    async def _wait_answers(self, asked: Sequence["asyncio.Task[RankReply | None]"], patient: bool) -> None:
+    async def _wait_answers(self, asked: Sequence["asyncio.Task[RankReply | None]"], patience_s: float) -> None:
         """Wait until every rank has answered, and all with a value or all with an error of their own."""
         pending: set[asyncio.Future[Any]] = {*asked}
         limit = None
@@ -166,9 +246,9 @@ class RankProcesses:
             pending -= done
             replies = [each.result() for each in asked if each.done()]
             failed = any(reply is None or reply.error is not None for reply in replies)
-            limit = _GRACE_S if failed else None if patient else self._timeout_s
+            limit = _GRACE_S if failed else patience_s
         if not self._failed.done() and (pending or not _agree([each.result() for each in asked])):
-            await self._fail(asked)
+            await self._fail(asked, patience_s)
         if self._failed.done():
             await self.wait_failed()
 
@@ -176,16 +256,16 @@ class RankProcesses:
         """Fail when a rank ends. If it is called at that moment, the call finds the cause."""
         await asyncio.wait([asyncio.ensure_future(rank.wait()) for rank in self._ranks], return_when="FIRST_COMPLETED")
         if not any(lock.locked() for lock in self._locks.values()):
-            await self._fail([])
+            await self._fail()
 
-    async def _fail(self, asked: Sequence["asyncio.Task[RankReply | None]"]) -> None:
+    async def _fail(self, asked: Sequence["asyncio.Task[RankReply | None]"] = (), patience_s: float = 0.0) -> None:
         """Find the cause, and end all ranks."""
         gone = [rank for rank, answer in zip(self._ranks, asked, strict=False) if answer.done() and not answer.result()]
         if gone:  # until their status is known
             await asyncio.wait([asyncio.ensure_future(rank.wait()) for rank in gone], timeout=_GRACE_S)
         if not self._failed.done():
             answers = [answer.result() if answer.done() else None for answer in asked] or [None] * self.number
-            causes = [_cause(rank, one, self._timeout_s) for rank, one in zip(self._ranks, answers, strict=True)]
+            causes = [_cause(rank, one, patience_s) for rank, one in zip(self._ranks, answers, strict=True)]
             self._failed.set_exception(RankLost(f"of {self.number} training processes, {min(causes)[1]}"))
         for rank in self._ranks:
             rank.kill()
@@ -207,15 +287,13 @@ def _agree(replies: Sequence[RankReply | None]) -> bool:
     )
 
 
-def _cause(rank: RankProcess, reply: RankReply | None, timeout_s: float) -> tuple[int, str]:
+def _cause(rank: RankProcess, reply: RankReply | None, patience_s: float) -> tuple[int, str]:
     """Return what is wrong with a rank, and how late it comes among causes: first what makes the others wait."""
     name = f"rank {rank.rank}"
     if reply is not None and reply.error is not None:
         return (4, f"{name} waited in vain: {reply.error}") if reply.waited else (0, f"{name} failed: {reply.error}")
-    if rank.status is not None:
-        line = f": {last}" if (last := rank.output.last_line()) else ""
-        aborted = rank.status == -signal.SIGABRT  # as NCCL ends a process that has waited too long
-        return 3 if aborted else 1, f"{name} ended ({exit_reason(rank.status)}){line} ({rank.output.path})"
+    if (reason := rank.end_reason) is not None:
+        return 3 if rank.aborted else 1, f"{name} {reason}"
     if reply is None:
-        return 2, f"{name} hangs: it has not answered for {timeout_s:g} s in which the others waited for it"
+        return 2, f"{name} hangs: it has not answered for {patience_s:g} s in which the others waited for it"
     return 5, f"{name} has answered"

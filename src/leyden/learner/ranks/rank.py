@@ -33,11 +33,9 @@ from leyden.learner.ranks.messages import MAX_FRAME, RankReply, RankSetup, World
 from leyden.learner.ranks.peers import RankPeers
 from leyden.learner.sample import Sample
 from leyden.learner.sharded_files import WEIGHTS, is_sharded, read_shards, write_shards
+from leyden.learner.snapshot import COPY_SHARE
 from leyden.process.framing import read_frame_blocking, to_frame
 from leyden.process.resources import free_memory, usable_cores
-
-_COPY_SHARE = 0.5
-"""Copies of all ranks take at most this share of the memory that is free."""
 
 
 class Rank:
@@ -48,7 +46,7 @@ class Rank:
         torch.set_num_threads(max(1, usable_cores() // world.size))
         device = torch.device("cpu")
         if torch.cuda.is_available():
-            device = torch.device("cuda", world.rank)
+            device = torch.device("cuda", world.device)
             torch.cuda.set_device(device)
         self._peers = RankPeers(world, device)
         self._policy: Policy
@@ -93,9 +91,13 @@ class Rank:
         """Compute the logprobs of samples."""
         return to_arrays((self._policy.reference_logprobs if reference else self._policy.logprobs)(samples))
 
+    def accumulate_part(self, part: Update) -> None:
+        """Accumulate the gradient of some samples of the next update, of which this rank has some."""
+        self._policy.accumulate_part(part.samples, part.old_logprobs, self._objective)
+
     def accumulate(self, update: Update) -> UpdateMetrics:
         """Accumulate the gradient of an update, of which this rank has some samples."""
-        metrics = self._policy.accumulate(update.samples, update.old_logprobs, self._objective)
+        metrics = self._policy.accumulate(update.samples, update.old_logprobs, self._objective, update.scale)
         self._grad_norm = metrics.grad_norm
         return metrics
 
@@ -126,7 +128,7 @@ class Rank:
         """Copy what a checkpoint holds to memory of its own; False if there is too little."""
         shards = self._shards()
         size = sum(_local(tensor).nbytes for tensor in shards.values())
-        enough = self._world.size * size <= _COPY_SHARE * free_memory()
+        enough = self._world.size * size <= COPY_SHARE * free_memory()
         if all(self._peers.gather(enough)):
             self._copy = {name: tensor.to("cpu", copy=True) for name, tensor in shards.items()}
             return True
@@ -145,7 +147,7 @@ class Rank:
             return
         self._send_weights(folder)
         self._policy.optimiser.state.clear()
-        moments = read_moments(folder) if self._world.rank == 0 else {}
+        moments = self._read_on_rank_0(read_moments, folder)
         names = set(self._peers.gather(set(moments))[0])
         for name, parameter in self._policy.parameters.items():
             if f"{name}.step" in names:
@@ -184,19 +186,24 @@ class Rank:
 
     def _send_weights(self, folder: Path, initial: bool = False) -> None:
         """Send the weights of a Hugging Face folder, and what a checkpoint has beside them, from rank 0."""
-        policy, leads = self._policy, self._world.rank == 0
-        found: dict[str, Tensor] = {}
+        policy, found = self._policy, dict[str, Tensor]()
         wanted = {} if initial else dict(policy.extra_parameters)
-        if leads and wanted:
-            found |= read_beside(folder)
+        if wanted:
+            found |= self._read_on_rank_0(read_beside, folder)
         if policy.adapter is None:
             wanted |= policy.trained
-            found |= read_model(folder, policy.model.dtype).state_dict() if leads else {}
+            found |= self._read_on_rank_0(lambda one: read_model(one, policy.model.dtype).state_dict(), folder)
         elif initial:
             policy.adapter.clear()
         with torch.no_grad():
             for name, parameter in wanted.items():
                 parameter.copy_(self._divided(found.pop(name, None), parameter))
+
+    def _read_on_rank_0(self, read: Callable[[Path], dict[str, Tensor]], folder: Path) -> dict[str, Tensor]:
+        """Return what rank 0 reads, and on the others nothing, when it has read it, however long that takes."""
+        found = read(folder) if self._world.rank == 0 else {}
+        self._peers.await_files()
+        return found
 
     def _divided(self, whole: Tensor | None, like: Tensor) -> Tensor:
         """Return the shards of a tensor of rank 0, divided like another."""
@@ -242,10 +249,9 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def main() -> None:
-    """Serve both sockets that are named as arguments."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    compute, files = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+def serve(*descriptors: int) -> None:
+    """Serve two sockets, that for computing and that for checkpoints, until the first is closed."""
+    compute, files = (socket.socket(fileno=number) for number in descriptors)
     for each in (compute, files):
         each.set_inheritable(False)
     requests = compute.makefile("rb")
@@ -257,4 +263,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    serve(*map(int, sys.argv[1:]))

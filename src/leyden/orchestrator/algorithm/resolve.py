@@ -13,7 +13,7 @@ from leyden.orchestrator.credit.samples import SampleFilter
 from leyden.rl import registry
 from leyden.rl.advantage import CallBatch
 from leyden.rl.branch import Branch
-from leyden.rl.registry import Declaration, IncompatibleAlgorithms, Kind, UnknownAlgorithm, declaration
+from leyden.rl.registry import Counted, Declaration, IncompatibleAlgorithms, Kind, UnknownAlgorithm, declaration
 from leyden.rl.signals import SignalKind, SignalRules
 
 _KINDS: tuple[Kind, ...] = ("credit", "advantage", "aggregation", "state", "branch")
@@ -37,6 +37,8 @@ class Algorithm(Struct, frozen=True):
     """Whether the loss has a KL divergence from the reference."""
     entropy: bool
     """Whether the loss has the entropy."""
+    divides_by: Counted | None
+    """The number of what divides the weights of an update; None: an aggregation of the user."""
     position_advice: str | None
     """What to change if the mean advantage depends on the position of calls; None: values do not differ by call, or
     nothing would be better."""
@@ -97,6 +99,7 @@ def algorithm_of(config: Config, foreign: ForeignRewards = NO_FOREIGN_REWARDS) -
             kl_penalty=named.kl if named.kl_in == "reward" else 0.0,
             kl_loss=named.kl > 0 and named.kl_in == "loss",
             entropy=named.entropy > 0,
+            divides_by=_divides_by(named),
             position_advice=_position_advice(named),
         )
     except (UnknownAlgorithm, IncompatibleAlgorithms) as error:
@@ -114,6 +117,8 @@ def _check(config: Config) -> None:
             f'`training.flat_groups = "refill"` replaces groups that have nothing to compare, and '
             f'`algorithm.advantage = "{named.advantage}"` does not compare the rollouts of a group: set one to another'
         )
+    if config.training.early_gradient:
+        _check_early_gradient(config, advantage)
     if advantage is not None and advantage.compares_group and config.training.group_size == 1:
         others = [
             f'`algorithm.advantage = "{name}"`'
@@ -126,6 +131,31 @@ def _check(config: Config) -> None:
             f'`training.group_size` is 1, and `algorithm.advantage = "{named.advantage}"` compares a group: '
             f"write {', or '.join(['2 or more', *others])}"
         )
+
+
+def _divides_by(named: AlgorithmConfig) -> Counted | None:
+    declared = declaration("aggregation", named.aggregation)
+    return declared.divides_by if declared is not None else None
+
+
+def _check_early_gradient(config: Config, advantage: Declaration | None) -> None:
+    """Refuse to compute gradients of groups before the others have finished if that would be another gradient."""
+    named, training = config.algorithm, config.training
+    within_group = advantage is not None and advantage.compares_group and "normalize_by" not in advantage.reads
+    reasons = {
+        f'`algorithm.advantage = "{named.advantage}"` compares all groups of a step': not within_group,
+        f'`algorithm.aggregation = "{named.aggregation}"` may weigh a group by the others': _divides_by(named) is None,
+        f'`algorithm.credit = "{named.credit}"` waits for continuations': registry.branches(named),
+        "a step has several updates (`training.updates_per_step`, `training.epochs`)": (
+            training.updates_per_step * training.epochs > 1
+        ),
+        "`training.max_staleness` is above 0, and training overlaps with sampling already": training.max_staleness > 0,
+        "`deterministic` is set, and the order in which groups finish is not": config.deterministic,
+        "`policies` trains several": len(trained_policies(config)) > 1,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(f"`training.early_gradient` cannot be set: {reason}; leave one of them out")
 
 
 def _compares_group(config: Config, advantage: Declaration | None) -> bool:

@@ -26,7 +26,7 @@ class ForeignRewards(Struct, frozen=True):
                 return reward.name not in self.names
             return episode.owner(reward) not in theirs
 
-        return replace(episode, rewards=tuple(filter(is_left, episode.rewards)))
+        return replace(episode, rewards=tuple(filter(is_left, episode.effective_rewards)))
 
 
 NO_FOREIGN_REWARDS = ForeignRewards()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from leyden.episodes import Episode, Transition
 from leyden.learner.sample import Sample
@@ -13,6 +14,9 @@ from leyden.orchestrator.credit.own_rewards import NO_FOREIGN_REWARDS, ForeignRe
 from leyden.outcomes import MEANING
 from leyden.records import DEFAULT_POLICY, Call, CallCredit
 from leyden.rl.situation import Situation
+
+REWARDED_OTHERS, CALLED_OTHERS = "rewarded for other policies only", "only calls of other policies"
+"""Why a rollout is nothing to learn from for one of several policies."""
 
 
 class SituatedAdvantage(NamedTuple):
@@ -52,6 +56,13 @@ class StepAccounting(Struct):
     """What the step computed for each call of this policy, or why the call was left out."""
     tokens_stale: int = 0
     """Tokens that are not trained on because they were sampled too many publications ago."""
+
+    def scale_weights(self, factor: float) -> None:
+        """Multiply the weights of all calls in the loss."""
+        self.credits = [
+            replace(credit, weight=factor * credit.weight) if credit.weight is not None else credit
+            for credit in self.credits
+        ]
 
     def add(self, other: "StepAccounting") -> None:
         """Add what another one has counted."""
@@ -114,14 +125,17 @@ def select_rollouts(
             if reason is not None and call.policy == sample_filter.policy
         ]
 
-    for episode in map(sample_filter.foreign.without, group):
+    for whole in group:
+        episode = sample_filter.foreign.without(whole)
         outcome = episode.attempt.outcome
         assert outcome is not None, "a finished group has finished attempts"
         accounting.outcomes[str(outcome.ending)] += 1
         final = episode.final_reward(sample_filter.failure_reward)
         if not MEANING[outcome.ending].counted or final is None:
-            excluded[str(outcome.ending)] += 1
-            exclude_calls(episode, [f"rollout ended as {outcome.ending}"] * len(episode.calls))
+            others = whole.final_reward(sample_filter.failure_reward) is not None
+            excluded[REWARDED_OTHERS if others else str(outcome.ending)] += 1
+            why = REWARDED_OTHERS if others else f"rollout ended as {outcome.ending}"
+            exclude_calls(episode, [why] * len(episode.calls))
             continue
         if episode.left_origin:
             excluded["diverged"] += 1
@@ -139,7 +153,8 @@ def select_rollouts(
         if None in reasons:
             trained += 1
         else:
-            excluded["no call to train on"] += 1
+            others = sample_filter.foreign.policies.issuperset(call.policy for call in episode.calls)
+            excluded[CALLED_OTHERS if others and episode.calls else "no call to train on"] += 1
     accounting.requested += len(group)
     accounting.groups += 1
     accounting.excluded += excluded

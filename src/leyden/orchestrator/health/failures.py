@@ -1,5 +1,6 @@
 """Ends a training whose agent fails on one task after the other, and warns if most rollouts of a step fail."""
 
+import builtins
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -12,6 +13,8 @@ _BASE_URL = (
     "(remove base_url=... and settings of .env files)"
 )
 NO_CALLS = f"no model call reached the gateway: does the agent set its own base URL? I{_BASE_URL[1:]}"
+_OWN_MISTAKES = (LookupError, TypeError, NameError, AttributeError, ImportError, ArithmeticError)
+"""Errors of Python that no call of a model raises."""
 _MAX_AT_FIRST, _MAX_LATER = 8, 32
 """So many different tasks in a row may fail before the first success, and after it."""
 
@@ -21,6 +24,9 @@ def no_calls(error: str | None) -> str:
     if error is None:
         return NO_CALLS
     failed = f"the agent failed before a model call reached the gateway: {error.rstrip('.')}"
+    kind = getattr(builtins, error.partition(":")[0], None)
+    if isinstance(kind, type) and issubclass(kind, _OWN_MISTAKES):
+        return failed
     return f"{failed}. If that was its call of the model, the agent sets its own base URL: {_BASE_URL}"
 
 

@@ -14,7 +14,7 @@ from leyden.orchestrator.rollouts.evaluation import EvaluationResult
 
 
 class ConsoleReport:
-    """Writes to a console. `held_out` and `error` are of the last evaluation of a run that resumes."""
+    """Writes to a console. `held_out`, `error` and `measured_at` are of the last evaluation of a run that resumes."""
 
     def __init__(
         self,
@@ -22,11 +22,16 @@ class ConsoleReport:
         steps: int,
         held_out: float | None = None,
         error: float | None = None,
+        measured_at: int = 0,
         several: bool = False,
     ) -> None:
         """With `several` policies each line of a step names its policy."""
-        self._console, self._steps, self._held_out = console, steps, _reward(held_out, error)
-        self._several = several
+        self._console, self._steps, self._held_out = (
+            console,
+            steps,
+            None if held_out is None else _reward(held_out, error),
+        )
+        self._several, self._measured_at = several, measured_at
         self._line, self._progress = ProgressLine(console), dict[str, str]()
 
     def progress(self, step: int, done: int, total: int, what: str) -> None:
@@ -38,7 +43,7 @@ class ConsoleReport:
 
     def measured(self, step: int, measured: EvaluationResult, episodes: Sequence[Episode]) -> None:
         """Print the evaluation before training; later ones come with their steps."""
-        self._held_out = _reward(measured.reward, measured.error)
+        self._held_out, self._measured_at = _reward(measured.reward, measured.error), step
         if step == 0:
             self._print(f"before  held-out reward {self._held_out}  {_counts(measured.outcomes)}")
 
@@ -59,7 +64,7 @@ class ConsoleReport:
         parts = [
             f"[bold]step {report.step:>{len(str(self._steps))}}/{self._steps}[/]",
             f"reward {_number(report.reward)} sd {report.spread:.2f}",
-            f"held-out {self._held_out}" + ("*" if report.held_out is not None else " "),
+            self._evaluated(report),
             _counts(accounting.outcomes),
             f"{accounting.groups_flat} of {accounting.groups} groups flat",
             f"entropy {_entropy(report)}",
@@ -68,15 +73,25 @@ class ConsoleReport:
             f"{_speed(trained, report.training_s)} trained",
             f"{timedelta(seconds=round(left_s))} left",
         ]
+        if report.own_rewards:
+            parts.insert(2, f"own {fmean(report.own_rewards):.3f}")
         if self._several:
             parts.insert(1, f"[bold]{report.policy}[/]")
         if accounting.groups_dropped:
             dropped = accounting.groups_dropped
-            parts.insert(4, f"[yellow]{dropped} group{'s' if dropped > 1 else ''} dropped[/]")
+            parts.insert(-6, f"[yellow]{dropped} group{'s' if dropped > 1 else ''} dropped[/]")
         if not report.metrics:
             why = "every token was too old" if accounting.tokens_stale else "every group was worth the same"
-            parts.insert(4, f"[yellow]no update: {why}[/]")
-        self._print("  ".join(parts))
+            if self._several and not accounting.trained and accounting.excluded:
+                ((why, _),) = accounting.excluded.most_common(1)
+            parts.insert(-6, f"[yellow]no update: {why}[/]")
+        self._print("  ".join(filter(None, parts)))
+
+    def _evaluated(self, report: StepReport) -> str:
+        """Return the last held-out reward, with its step if that is an earlier one; "" if there is none."""
+        if self._held_out is None:
+            return ""
+        return f"held-out {self._held_out}" + ("" if report.held_out is not None else f" (step {self._measured_at})")
 
     def close(self) -> None:
         """Stop showing progress."""

@@ -105,6 +105,7 @@ def step_metrics(report: StepReport) -> dict[str, float]:
     found: dict[str, float | None] = {
         "reward/mean": report.reward,
         "reward/deviation": report.spread,
+        "reward/own": fmean(report.own_rewards) if report.own_rewards else None,
         "rollouts/requested": accounting.requested,
         "rollouts/trained": accounting.trained,
         "groups/requested": accounting.groups,

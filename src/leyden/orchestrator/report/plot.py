@@ -62,7 +62,7 @@ def draw_text(lines: Sequence[dict[str, Any]]) -> str:
     text = [f"{labels.get(y, ''):>6} │{''.join(cells).rstrip()}" for y, cells in enumerate(grid)]
     text.append(f"{'':>6} └{'─' * _WIDTH}")
     text.append(f"{'':>8}step 0{f'step {last}':>{_WIDTH - 6}}")
-    text.append(f"{'':>8}{_TRAIN} training  {_HELD_OUT} held out{_spread(lines)}")
+    text.append(f"{'':>8}{_TRAIN} training" + (f"  {_HELD_OUT} held out{_spread(lines)}" if held_out else ""))
     return "\n".join(text)
 
 

@@ -75,6 +75,8 @@ class StepReport(Struct):
     held_out: EvaluationResult | None = None
     policy: str = DEFAULT_POLICY
     """The one that these are the results of; rewards, times and tasks are those of the rollouts of all."""
+    own_rewards: list[float] = field(default_factory=list)
+    """What counts for this policy of the rewards of each rollout, if others have rewards of their own."""
     parts: dict[str, list[float]] = field(default_factory=dict)
     """By name, the values of the parts that rewards have, without their weights."""
     use: ResourceUse | None = None

@@ -13,7 +13,7 @@ class BranchUsage(Struct):
     groups: set[str] = field(default_factory=set)
     rollouts: int = 0
     diverged: int = 0
-    """Those whose agent asked something else than the record."""
+    """Those that have not replayed all that they begin with: the agent asked something else, or ended before."""
     rewards: list[float] = field(default_factory=list)
     """Final rewards of the others."""
     replayed: int = 0

@@ -4,16 +4,17 @@ Requests are idempotent by group name: a trainer that is restarted gets the grou
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-
-from msgspec.structs import replace
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import TypeVar
 
 from leyden.api.client import Remote, RemoteError
 from leyden.api.wire import CallTimes, EventCursor, GroupSpec
 from leyden.episodes import Episode
 from leyden.learner.errors import TrainingError
-from leyden.records import EventKind, Group, Task
+from leyden.orchestrator.rollouts.source import group_name
+from leyden.records import EventKind, Group
 
+T = TypeVar("T")
 MAX_WAIT_S = 60.0
 """A request waits no longer for an event."""
 _AT_ONCE = 64
@@ -38,12 +39,19 @@ class RolloutCollector:
 
     async def find(self, name: str) -> list[Episode]:
         """Return the episodes of a group that may have been requested earlier; none if it was not."""
-        try:
-            return await self.remote.group_episodes(self.run, name)
-        except RemoteError as error:
-            if error.status != 404:
-                raise
-            return []
+        return await _unless_missing(self.remote.group_episodes(self.run, name)) or []
+
+    async def find_from(self, position: int) -> dict[int, Group]:
+        """Return the groups to train on that an earlier process has requested, by position from this one on."""
+        found: dict[int, Group] = {}
+        while True:
+            some = range(position, position + _AT_ONCE)  # of those that it requested at once any may be missing
+            asked = (self.remote.get_group(self.run, group_name(one)) for one in some)
+            groups = await asyncio.gather(*map(_unless_missing, asked))
+            found |= {one: group for one, group in zip(some, groups, strict=True) if group is not None}
+            if not any(groups):
+                return found
+            position = some.stop
 
     async def call_times(self) -> CallTimes:
         """Return how long the model calls of the run have taken so far, and at what."""
@@ -53,24 +61,20 @@ class RolloutCollector:
 class Gathering:
     """Groups that were requested and are waited for; more can be requested at any time."""
 
-    def __init__(self, collector: RolloutCollector, drawn: Mapping[str, Task] | None = None) -> None:
-        """`drawn` are the tasks, by id, one of which a group keeps that was requested earlier."""
-        self._collector, self._after, self._drawn = collector, collector.after, drawn or {}
+    def __init__(self, collector: RolloutCollector) -> None:
+        self._collector, self._after = collector, collector.after
         self._remote, self._run = collector.remote, collector.run
         self._finished: list[str] = []
         self.waiting: dict[str, GroupSpec] = {}
         """By name, the groups whose episodes were not returned yet."""
 
-    async def request(self, specs: Sequence[GroupSpec]) -> list[Group]:
+    async def request(self, specs: Sequence[GroupSpec]) -> None:
         """Request groups."""
-        requested: list[Group] = []
         for start in range(0, len(specs), _AT_ONCE):
             some = specs[start : start + _AT_ONCE]
             self.waiting.update({spec.id: spec for spec in some})
             groups = await asyncio.gather(*map(self._enqueue, some))
             self._finished += [group.id for group in groups if group.finished is not None]
-            requested += groups
-        return requested
 
     async def next(self, wait_s: float = MAX_WAIT_S) -> list[tuple[GroupSpec, list[Episode]]]:
         """Wait until groups are finished; return some of them with their episodes."""
@@ -91,10 +95,16 @@ class Gathering:
         except RemoteError as refused:
             if refused.status != 409:
                 raise
-            kept = await self._remote.get_group(self._run, spec.id)
-            if kept.task in self._drawn and (kept.task, kept.origin) != (spec.task.id, spec.origin):
-                return await self._enqueue(replace(spec, task=self._drawn[kept.task], origin=kept.origin))
             raise TrainingError(
                 f"an earlier start of the run requested other rollouts here ({refused}): set `tasks` and "
                 "`evaluation.rollouts` back to what they were, or start over with --restart"
             ) from refused
+
+
+async def _unless_missing(asked: Awaitable[T]) -> T | None:
+    try:
+        return await asked
+    except RemoteError as error:
+        if error.status != 404:
+            raise
+        return None

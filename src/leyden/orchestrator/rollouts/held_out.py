@@ -38,10 +38,12 @@ class Evaluations:
         """Evaluate the policy after a step on the held-out tasks; None if there are none."""
         if not self._tasks.held_out:
             return None
+        requested_before = await self._collector.find(f"eval-{step}-{self._tasks.held_out[0].id}")
         measured, episodes = await self._evaluate("eval", step, self._tasks.held_out, "held-out rollouts")
         when = f"evaluation after step {step}" if step else "evaluation before training"
         self._reports.warn(self._health.add_rollouts(when, episodes))
-        self._health.check_streak(episodes)
+        if not requested_before:  # otherwise failures may be those that have ended the run already
+            self._health.check_streak(episodes)
         if step == 0:
             self._health.add_start(measured)
         else:

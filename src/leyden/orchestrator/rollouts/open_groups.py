@@ -7,60 +7,46 @@ after any step, the groups that must be trained on within the next `j` steps are
 than K publications when it is trained on, and nothing that was sampled is discarded.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-
-from msgspec import Struct, field
+from collections.abc import Iterable, Sequence
 
 from leyden.api.wire import GroupSpec
 from leyden.config import TrainingConfig
-from leyden.episodes import Episode
-from leyden.learner.protocol import OpenGroup
-from leyden.orchestrator.credit.samples import SelectedRollout, StepAccounting
+from leyden.learner.protocol import OpenGroup, TrainerState
 from leyden.orchestrator.publications import Publications
+from leyden.orchestrator.rollouts.requested_group import RequestedGroup
+from leyden.orchestrator.rollouts.source import GroupSource
+from leyden.orchestrator.rollouts.taken_groups import TakenGroups
 from leyden.outcomes import Ending
-
-
-class Selection(Struct):
-    """What one policy may learn from a group that has finished."""
-
-    rollouts: Sequence[SelectedRollout] | None
-    """The rollouts to train on; None: it teaches this policy nothing."""
-    accounting: StepAccounting
-    """What was counted."""
-
-
-class RequestedGroup(Struct):
-    """A group that is open."""
-
-    open: OpenGroup
-    spec: GroupSpec
-    episodes: Sequence[Episode] | None = None
-    """None: it is running."""
-    selections: dict[str, Selection] = field(default_factory=dict)
-    """By policy; empty: it is running."""
-
-    @property
-    def teaches(self) -> bool:
-        """Whether it takes one of the places of a step, as far as is known."""
-        return self.episodes is None or any(one.rollouts is not None for one in self.selections.values())
 
 
 class OpenGroups:
     """The open groups of a run, oldest first."""
 
-    def __init__(self, training: TrainingConfig, publications: Publications) -> None:
-        self._per_step, self._max_staleness = training.tasks_per_step, training.max_staleness
+    def __init__(
+        self,
+        training: TrainingConfig,
+        source: GroupSource,
+        publications: Publications,
+        taken: TakenGroups,
+        left_open: Sequence[OpenGroup] = (),
+    ) -> None:
+        """`left_open` are those of an earlier process. `publications` say how old a group is."""
+        self._training, self._per_step, self._max_staleness = training, training.tasks_per_step, training.max_staleness
         self._max_replaced = round(training.max_refill * training.tasks_per_step)
-        self._publications = publications
+        self._source, self._publications, self._taken = source, publications, taken
         self._steps_open = 1
         """For how many steps groups are open; bounded by `max_staleness`."""
-        self.groups: dict[str, RequestedGroup] = {}
+        opened = map(source.again, left_open)
+        self.groups: dict[str, RequestedGroup] = {group.spec.id: group for group in opened}
         """By name."""
+        self._unrequested = [group.spec for group in self._all]
 
-    @property
-    def state(self) -> tuple[OpenGroup, ...]:
-        """What a run that resumes requests again."""
-        return tuple(group.open for group in self.groups.values())
+    def state(self, step: int) -> TrainerState:
+        """Return what a run that resumes after a step must know of its groups."""
+        source, groups = self._source, tuple(group.open for group in self._all)
+        return TrainerState(
+            step, position=source.position, open_groups=groups, task_record=source.record, prefixes=source.prefixes
+        )
 
     def begin_step(self) -> None:
         """Open groups for one step more if this one must wait for groups, and for one less if it need not."""
@@ -68,18 +54,30 @@ class OpenGroups:
         more = -1 if finished >= self._per_step else 1
         self._steps_open = max(2, min(self._steps_open + more, self._max_staleness + 1))
 
-    def room(self, steps_left: int) -> int:
+    def request(self, step: int) -> list[GroupSpec]:
+        """Open as many groups as there is room for, and all that a step repeats; return what is to be requested."""
+        specs, self._unrequested = self._unrequested, []
+        repeated = max(self._taken.of(step), default=-1) + 1 - self._source.position
+        for _ in range(max(self._room(self._training.steps - step + 1), repeated)):
+            meant_for = step + sum(group.teaches for group in self._all) // self._per_step
+            running = {group.spec.task.id for group in self._all}
+            group = self._source.take(meant_for, self._publications.newest, running)
+            self.groups[group.spec.id] = group
+            specs.append(group.spec)
+        return specs
+
+    def _room(self, steps_left: int) -> int:
         """Return how many groups can be requested now, `steps_left` before the end of the run."""
         steps = min(self._steps_open, self._max_staleness + 1, steps_left)
         places = steps * self._per_step - self._not_replaced
         return places - sum(group.teaches for group in self._all)
 
-    def take(self, again: Collection[int] = ()) -> list[RequestedGroup] | None:
-        """Remove and return the groups of the next step in their order; None if it must wait.
+    def take(self, step: int) -> list[RequestedGroup] | None:
+        """Remove and return the groups of a step in the order of their positions; None if it must wait.
 
-        Groups that have finished and teach nothing are among them. `again` are the positions of those that the step has
-        taken in an earlier process.
+        Groups that have finished and teach nothing are among them. A step that is repeated takes the same ones.
         """
+        again = self._taken.of(step)
         repeated = [group for group in self._all if group.open.position in again]
         found = repeated or self._choose()
         if found is None or any(group.episodes is None for group in found):
@@ -87,6 +85,10 @@ class OpenGroups:
         for group in found:
             del self.groups[group.spec.id]
         return sorted(found, key=lambda group: group.open.position)
+
+    async def remember(self, step: int, groups: Sequence[RequestedGroup]) -> None:
+        """Keep which groups a step takes, for when it is repeated."""
+        await self._taken.add(step, [group.open.position for group in groups])
 
     def _choose(self) -> list[RequestedGroup] | None:
         due = [group for group in self._all if group.teaches]

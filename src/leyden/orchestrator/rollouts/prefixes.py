@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from leyden.episodes import Episode
 from leyden.learner.protocol import BestRollout, OpenGroup, PrefixRecord
 from leyden.orchestrator.rollouts.difficulty import count_successes
-from leyden.orchestrator.rollouts.open_groups import RequestedGroup
-from leyden.records import Origin
+from leyden.orchestrator.rollouts.requested_group import RequestedGroup
+from leyden.records import Group, Origin
 
 _IN_A_ROW = 3
 """The most groups that continue a task before it waits for its turn in the order of tasks."""
@@ -36,12 +36,21 @@ class Prefixes:
         """What a run that is resumed needs to know."""
         return PrefixRecord(dict(self._best), tuple(self._waiting), self.continued)
 
-    def take(self, position: int, version: int, step: int) -> OpenGroup | None:
+    def take(self, position: int) -> OpenGroup | None:
         """Return the next group that continues a task, if the group at a position does."""
         if position % 2 == 0 or not self._waiting:
             return None
         self.continued += 1
-        return replace(self._waiting.pop(0), position=position, version=version, step=step)
+        return self._waiting.pop(0)
+
+    def keep(self, group: Group) -> OpenGroup | None:
+        """Return a group that was requested before, if it continues a task."""
+        if group.origin is None:
+            return None
+        self.continued += 1
+        known = next((one for one in self._waiting if one.task == group.task), OpenGroup(0, 0, 0, continues=1))
+        self._waiting = [one for one in self._waiting if one is not known]
+        return replace(known, task=group.task, origin=group.origin)
 
     def add_step(self, groups: Sequence[RequestedGroup], step: int) -> None:
         """Choose the tasks that can be continued after a step by the rewards of its groups."""
@@ -87,7 +96,8 @@ class Prefixes:
         known, episode = self._best.get(task), scored[rewards_R.index(found)][1]
         if known is None or step - known.step > _RECENT_STEPS or found >= known.reward:
             share = known.share if known is not None else 0.5
-            self._best[task] = BestRollout(episode.attempt.id, len(episode.calls), found, step, share)
+            calls = min(len(episode.calls), episode.replayable + 1)
+            self._best[task] = BestRollout(episode.attempt.id, calls, found, step, share)
 
 
 def _is_inside(best: BestRollout) -> bool:

@@ -9,6 +9,7 @@ from leyden.api.client import Remote
 from leyden.episodes import Episode
 from leyden.records import Reward, RewardKind
 from leyden.rl.signals import SignalRules, automatic
+from leyden.user_code.bridge import call_in_thread
 
 
 async def reward_automatically(
@@ -17,7 +18,7 @@ async def reward_automatically(
     """Return the episodes with this step's automatic rewards, recorded; they replace those of an earlier start."""
     if not rules.enabled:
         return list(episodes)
-    given = await asyncio.to_thread(lambda: [automatic(episode, rules, step) for episode in episodes])
+    given = await call_in_thread(lambda: [automatic(episode, rules, step) for episode in episodes])
     await asyncio.gather(
         *(
             remote.record_rewards(episode.attempt.run, episode.attempt.id, rewards)

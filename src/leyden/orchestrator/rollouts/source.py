@@ -8,10 +8,15 @@ from msgspec.structs import replace
 from leyden.api.wire import GroupSpec
 from leyden.learner.protocol import OpenGroup, PrefixRecord, TaskRecord
 from leyden.orchestrator.rollouts.difficulty import Difficulty, is_informative
-from leyden.orchestrator.rollouts.open_groups import RequestedGroup
 from leyden.orchestrator.rollouts.prefixes import Prefixes
+from leyden.orchestrator.rollouts.requested_group import RequestedGroup
 from leyden.orchestrator.rollouts.tasks import Tasks
 from leyden.records import Group, Task
+
+
+def group_name(position: int) -> str:
+    """Return the name of the group at a position of the run."""
+    return f"train-{position}"
 
 
 class GroupSource:
@@ -32,6 +37,8 @@ class GroupSource:
         """By id, the tasks that any group may have; empty: the task follows from the position."""
         self.position = position
         """How many groups were taken since the run began."""
+        self.kept: dict[int, Group] = {}
+        """By position, the groups that an earlier process has requested and that were not taken yet."""
 
     @property
     def record(self) -> TaskRecord:
@@ -44,31 +51,33 @@ class GroupSource:
         return self._prefixes.record if self._prefixes is not None else PrefixRecord()
 
     def take(self, step: int, version: int, running: Collection[str]) -> RequestedGroup:
-        """Take the next group; `step` is the one that it is meant for, `running` are the tasks of open groups."""
+        """Take the next group; `step` is the one that it is meant for, `running` are the tasks of open groups.
+
+        One that an earlier process has requested keeps its task and its origin, whatever would be chosen now.
+        """
         position, draw, task = self.position, None, None
         self.position += 1
-        if self._prefixes is not None and (continued := self._prefixes.take(position, version, step)) is not None:
-            return self.again(continued)
+        kept = self.kept.pop(position, None)
+        if kept is not None and kept.task not in self.drawn:  # to request another is refused, with the reason
+            kept = None
+        if self._prefixes is not None:
+            found = self._prefixes.keep(kept) if kept is not None else self._prefixes.take(position)
+            if found is not None:
+                return self.again(replace(found, position=position, version=version, step=step))
+            task = kept.task if kept is not None else self._tasks.at(position - self._prefixes.continued).id
         if self._difficulty is not None:
-            draw = self._difficulty.draw(position, running)
-        elif self._prefixes is not None:
-            task = self._tasks.at(position - self._prefixes.continued).id
+            draw, task = self._difficulty.draw(position, running), None
+            if kept is not None and draw.task != kept.task:
+                draw = self._difficulty.drawn(kept.task)
         return self.again(OpenGroup(position, version, step, draw, task))
 
     def again(self, open: OpenGroup) -> RequestedGroup:
         """Return a group that was taken."""
         task = self.drawn.get(open.draw.task if open.draw is not None else open.task or "")
         task = task or self._tasks.at(open.position)
-        name = f"train-{open.position}"
-        return RequestedGroup(open, GroupSpec(name, task, self._size, step=open.step, origin=open.origin))
-
-    def adopt(self, group: RequestedGroup, found: Group) -> None:
-        """Give a group the task and the origin that an earlier process has chosen for it."""
-        if (found.task, found.origin) != (group.spec.task.id, group.spec.origin):
-            group.spec = replace(group.spec, task=self.drawn[found.task], origin=found.origin)
-            draw = self._difficulty.drawn(found.task) if self._difficulty is not None else None
-            continues = 0 if found.origin is None else max(group.open.continues, 1)
-            group.open = replace(group.open, draw=draw, task=found.task, continues=continues, origin=found.origin)
+        return RequestedGroup(
+            open, GroupSpec(group_name(open.position), task, self._size, step=open.step, origin=open.origin)
+        )
 
     def add_step(self, groups: Sequence[RequestedGroup], step: int, failure_reward: float) -> dict[str, float]:
         """Add the groups of a step to what is known of tasks; return its metrics."""

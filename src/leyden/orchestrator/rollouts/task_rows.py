@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from leyden.config import ConfigError
+from leyden.config.reading import near_file
 from leyden.extras import install_command
 from leyden.user_code.task_files import TABLES, task_files
 
@@ -46,7 +47,7 @@ def _file_rows(path: Path, key: str) -> list[tuple[int, dict[str, Any]]]:
     try:
         data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
-        raise ConfigError(f"`{key}`: {path}: {error.strerror}") from error
+        raise ConfigError(f"`{key}`: {path}: {error.strerror}{near_file(path)}") from error
     if path.suffix == ".csv":
         return _csv_rows(path, data)
     if path.suffix == ".json":

@@ -5,7 +5,7 @@ from leyden.rl.aggregation import Lengths
 from leyden.rl.registry import aggregation
 
 
-@aggregation()
+@aggregation(divides_by="calls")
 def call_mean(lengths: Lengths, hyperparameters: Hyperparameters) -> list[list[float]]:
     """w = 1 / (calls x tokens of the call)."""
     count = sum(tokens > 0 for calls in lengths for tokens in calls)

@@ -5,7 +5,7 @@ from leyden.rl.aggregation import Lengths, count_rollouts
 from leyden.rl.registry import aggregation
 
 
-@aggregation(reads=("length",), requires=("length",))
+@aggregation(reads=("length",), requires=("length",), divides_by="rollouts")
 def constant(lengths: Lengths, hyperparameters: Hyperparameters) -> list[list[float]]:
     """w = 1 / (rollouts x length)."""
     assert hyperparameters.length is not None, "`constant` requires `length`"

@@ -5,7 +5,7 @@ from leyden.rl.aggregation import Lengths, count_rollouts
 from leyden.rl.registry import aggregation
 
 
-@aggregation()
+@aggregation(divides_by="rollouts")
 def rollout_mean(lengths: Lengths, hyperparameters: Hyperparameters) -> list[list[float]]:
     """w = 1 / (rollouts x tokens of the rollout)."""
     count = count_rollouts(lengths)

@@ -41,7 +41,6 @@ from leyden.server.http.responses import Raw, Request
 from leyden.server.service import ServerContext
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.read import queries
-from leyden.store.write.queue import LeaseQuery
 
 _ATTEMPT_KEY_TTL = 30 * 86_400.0  # an upper bound: the key is invalid once its attempt has ended
 _SMALL_EXPORT = 4096
@@ -142,13 +141,13 @@ async def end_run(service: ServerContext, key: Key, run: str) -> None:
 
 
 async def lease(service: ServerContext, key: Key, request: LeaseRequest) -> list[Lease]:
-    query = LeaseQuery(request.worker, request.count, _allowed_run(key, request.run), request.pool)
+    request = replace(request, run=_allowed_run(key, request.run))
     if request.use is not None:
         service.note_use(request.worker, request.use)
     leases: list[Lease] = []
-    found = [] if query.run in service.ended_runs else await service.store.lease(query, request.wait)
-    if not found and query.run in service.ended_runs:
-        raise ApiError(410, RUN_ENDED, f"run {query.run} is done")
+    found = [] if request.run in service.ended_runs else await service.store.lease(request)
+    if not found and request.run in service.ended_runs:
+        raise ApiError(410, RUN_ENDED, f"run {request.run} is done")
     for leased in found:
         attempt = leased.attempt
         text, _ = service.keyring.create(

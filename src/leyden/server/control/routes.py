@@ -22,7 +22,7 @@ from leyden.server.http.content import JSON
 from leyden.server.http.responses import Raw, Request, Route
 from leyden.server.http.streaming import EVENT_STREAM
 from leyden.server.service import ServerContext
-from leyden.store.read import evaluations, queries
+from leyden.store.read import evaluations, queries, rollout_search, task_listing, views
 from leyden.store.store import Store
 
 P = ParamSpec("P")
@@ -51,6 +51,17 @@ def serve_query(endpoint: Endpoint[P, R], query: Callable[Concatenate[Connection
 
     async def handler(service: ServerContext, key: Key, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return await service.store.read(query, *args, **kwargs)
+
+    return serve(endpoint, handler)
+
+
+def serve_run_query(
+    endpoint: Endpoint[Concatenate[str, P], R], query: Callable[Concatenate[Connection, str, P], R]
+) -> Route:
+    """Answer an endpoint of a run with a query of the store that has the run: pages show those in other folders too."""
+
+    async def handler(service: ServerContext, key: Key, run: str, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await service.run_stores.read(run, query, *args, **kwargs)
 
     return serve(endpoint, handler)
 
@@ -118,20 +129,20 @@ DASHBOARD_ROUTES: list[Route] = [
     serve(ControlApi.view_run, dashboard.view_run),
     serve(ControlApi.run_card, dashboard.run_card),
     serve(ControlApi.run_files, dashboard.run_files),
-    serve(ControlApi.run_series, dashboard.run_series),
+    serve_run_query(ControlApi.run_series, views.read_series),
     Route(
         *("GET", _RUN + "/series.csv", Permission.VIEW, dashboard.series_csv),
         query=SeriesQuery,
         returns=Raw,
         media_types=("text/csv",),
     ),
-    serve(ControlApi.step_times, dashboard.step_times),
+    serve_run_query(ControlApi.step_times, views.read_step_times),
     serve(ControlApi.run_rewards, dashboard.run_rewards),
     serve(ControlApi.compare_run, dashboard.compare_run),
-    serve(ControlApi.search_rollouts, dashboard.search_rollouts),
-    serve(ControlApi.list_tasks, dashboard.list_tasks),
+    serve_run_query(ControlApi.search_rollouts, rollout_search.search_rollouts),
+    serve_run_query(ControlApi.list_tasks, task_listing.list_tasks),
     serve(ControlApi.facets, dashboard.facets),
-    serve(ControlApi.failures, dashboard.failures),
+    serve_run_query(ControlApi.failures, rollout_search.failures),
     serve(ControlApi.view_rollout, dashboard.view_rollout),
     serve(ControlApi.view_tree, dashboard.view_tree),
     serve(ControlApi.fleet, dashboard.fleet),

@@ -15,20 +15,14 @@ from leyden.api.views import (
     ComparisonQuery,
     EvaluationQuery,
     Facets,
-    Failures,
     Fleet,
     PointsQuery,
     PrefixTree,
-    RolloutListing,
-    RolloutQuery,
     RolloutView,
     RunCard,
     RunFiles,
     RunRewards,
-    Series,
     SeriesQuery,
-    TaskListing,
-    TaskQuery,
     add_engines,
     join_fleets,
 )
@@ -44,7 +38,7 @@ from leyden.server.service import ServerContext
 from leyden.store.errors import NotFound
 from leyden.store.files.engine_file import read_reports
 from leyden.store.files.run_lock import is_run_held
-from leyden.store.read import evaluations, fleet_queries, queries, rollout_search, task_listing, views
+from leyden.store.read import evaluations, fleet_queries, queries, rollout_search, views
 
 
 async def overview(service: ServerContext, key: Key) -> list[RunCard]:
@@ -66,14 +60,6 @@ async def run_files(service: ServerContext, key: Key, run: str) -> RunFiles:
     await service.run_stores.read(run, queries.get_run)
     folder, _ = await service.run_stores.find(run)
     return await service.run_stores.in_thread(lambda: read_run_files(folder or service.options.home))
-
-
-async def run_series(service: ServerContext, key: Key, run: str, query: SeriesQuery) -> dict[str, Series]:
-    return await service.run_stores.read(run, views.read_series, query)
-
-
-async def step_times(service: ServerContext, key: Key, run: str, query: PointsQuery) -> Series:
-    return await service.run_stores.read(run, views.read_step_times, query)
 
 
 async def series_csv(service: ServerContext, request: Request[None, SeriesQuery]) -> Raw:
@@ -107,20 +93,8 @@ async def compare_run(service: ServerContext, key: Key, run: str, query: Compari
     return evaluations.compare_evaluations(first, second)
 
 
-async def search_rollouts(service: ServerContext, key: Key, run: str, query: RolloutQuery) -> RolloutListing:
-    return await service.run_stores.read(run, rollout_search.search_rollouts, query)
-
-
-async def list_tasks(service: ServerContext, key: Key, run: str, query: TaskQuery) -> TaskListing:
-    return await service.run_stores.read(run, task_listing.list_tasks, query)
-
-
 async def facets(service: ServerContext, key: Key, run: str) -> Facets:
     return await service.run_stores.read(run, rollout_search.facets, await service.run_stores.digest(run))
-
-
-async def failures(service: ServerContext, key: Key, run: str) -> Failures:
-    return await service.run_stores.read(run, rollout_search.failures)
 
 
 async def view_rollout(service: ServerContext, key: Key, run: str, rollout: str, query: AttemptQuery) -> RolloutView:
@@ -138,9 +112,9 @@ async def view_rollout(service: ServerContext, key: Key, run: str, rollout: str,
         tokenizers = {call.policy: tokenizer_of(service, call.policy, folder) for call in episode.calls}
         siblings = rollout_search.group_rollouts(connection, run, detail.rollout.group)
         credits = queries.rollout_credits(connection, run, rollout)
-        return rollout_view(
-            detail, episode, siblings, credits, views.version_at(connection, run, attempt.ended), tokenizers
-        )
+        versions = views.versions_at(connection, run, attempt.ended)
+        several = views.has_policies(connection, run)
+        return rollout_view(detail, episode, siblings, credits, versions, several, tokenizers)
 
     return await service.run_stores.read(run, read)
 

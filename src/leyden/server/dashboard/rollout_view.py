@@ -18,10 +18,11 @@ def rollout_view(
     episode: Episode,
     siblings: Sequence[ListedRollout],
     credits: Sequence[StepCredits],
-    version: int | None,
+    versions: dict[str, int],
+    several: bool,
     tokenizers: dict[str, Tokenizer | None],
 ) -> RolloutView:
-    """Build the view of one attempt."""
+    """Build the view of one attempt, of a run that may have several policies."""
     from leyden.rl.signals import find  # jsonschema is slow to import
 
     by_call = {credit.call: credit for step in credits for credit in step.calls if credit.attempt == episode.attempt.id}
@@ -36,8 +37,9 @@ def rollout_view(
         signals=tuple(SignalView(one.call.id, str(one.kind), one.why, one.tool) for one in find(episode)),
         siblings=tuple(siblings),
         output=episode.output,
-        version=version,
+        versions=versions,
         trained=credits[-1].step if credits else None,
+        several=several,
     )
 
 

@@ -23,6 +23,7 @@ from leyden.store.database import Database
 from leyden.store.errors import StoreClosed, StoreError
 from leyden.store.files.run_lock import is_run_held
 from leyden.store.read import views
+from leyden.store.read.queries import list_run_ids
 from leyden.store.read.run_digest import RunDigest, digest_run
 from leyden.store.store import Store
 
@@ -85,11 +86,11 @@ class RunStores:
             return digest
 
     async def runs(self, only: str | None) -> list[str]:
-        """Return the names of all runs, newest first within each store, or of one if it exists.
+        """Return the names of all runs, oldest first within each store, or of one if it exists.
 
         When all are listed, the totals of runs that were deleted are forgotten.
         """
-        own = await self._store.read(views.open_runs)
+        own = await self._store.read(list_run_ids)
         others = await self.in_thread(partial(self._name_others, own))
         found = dict[str, StoreRun]((id, (None, id)) for id in own)
         found |= {name: (folder, id) for folder, runs in others.items() for name, id in runs.ids.items()}
@@ -104,16 +105,16 @@ class RunStores:
 
         A run that no store has is looked for in this server's.
         """
-        found = await self._store.read(views.open_runs, run)
+        found = await self._store.read(list_run_ids, run)
         if found:
             return None, run
         # whether FOLDER:ID is a name depends on whether this server has a run FOLDER
-        own = await self._store.read(views.open_runs) if ":" in run else ()
+        own = await self._store.read(list_run_ids) if ":" in run else ()
         return await self.in_thread(partial(self._find_other, run, own))
 
     async def name_counts(self, counts: Mapping[Path, Counts]) -> Counts:
         """Return counts of other stores' events by the names of their runs, from those by id."""
-        own = await self._store.read(views.open_runs)
+        own = await self._store.read(list_run_ids)
         named = await self.in_thread(partial(self._name_others, own, counts))
         return {
             (named[folder].name_of(run), kind): count
@@ -127,7 +128,7 @@ class RunStores:
 
         Raises `OSError` or `StoreError` if it cannot be opened.
         """
-        return name_runs(folder, self.read_other(folder, views.open_runs), own)
+        return name_runs(folder, self.read_other(folder, list_run_ids), own)
 
     def folders(self) -> list[Path]:
         """Return the folders of the home that have a store. Stores that were deleted are closed, to free space."""
@@ -159,7 +160,7 @@ class RunStores:
 
         The query is given the names of the store's runs.
         """
-        own = await self._store.read(views.open_runs)
+        own = await self._store.read(list_run_ids)
 
         def read() -> list[T]:
             found = []

@@ -134,7 +134,7 @@ class Gateway:
         replayed = await self._take_replayed(attempt, prompt, request)
         source = RecordedAnswers(source.policy, replayed) if replayed else source
         relay = Relay(self.recorder, attempt, caller, request, prompt, source, replayed)
-        attempt.start(request.n)
+        attempt.start(request.n, replayed=bool(replayed))
         async with aclosing(relay.run()) as events:
             async for event in events:
                 yield event
@@ -163,7 +163,8 @@ class Gateway:
             self._tell_ignored(caller, ("reasoning switched off (the model's template has no switch)",))
         model = switched
         # Without the allowed mass, calls under a grammar give no gradient: training rollouts leave them free.
-        free = attempt.purpose is Purpose.TRAIN and not model.engine.reports_allowed_mass
+        sampler = model.engine if attempt.replay is None else attempt.replay
+        free = attempt.purpose is Purpose.TRAIN and not sampler.reports_allowed_mass
         constrains_calls = not free and model.structured_output.can_constrain_calls
         context_length = model.engine.context_length
         build = partial(build_prompt, model, index, history_mode=settings.history, begin_call=not constrains_calls)
@@ -181,8 +182,8 @@ class Gateway:
         replayed = await self._take_replayed(attempt, prompt, request)
         if not replayed:
             model.scheduler.refuse_if_full()
-        sampling = _sampling(attempt, request.sampling, attempt.start(request.n))
-        sampling = replayed[0].sampling if replayed else sampling
+        number = attempt.start(request.n, replayed=bool(replayed))
+        sampling = replayed[0].sampling if replayed else _sampling(attempt, request.sampling, number)
         max_tokens = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
         budget = settings.max_tokens and max(1, (settings.max_tokens - attempt.sampled_tokens) // request.n)
         generation = Generation(self.recorder, attempt, caller, model, request, prompt, sampling, grammar, replayed)

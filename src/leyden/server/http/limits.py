@@ -141,27 +141,23 @@ class BodyBudget:
     def __init__(self, max_body: int) -> None:
         self._max_of_key, self._max = _BODIES_OF_A_KEY * max_body, _BODIES * max_body
         self._held: Counter[str] = Counter()
-        self._total = 0
-
-    @property
-    def total(self) -> int:
+        self.total = 0
         """The bytes of all keys."""
-        return self._total
 
     def reserve(self, key: str, size: int) -> None:
         """Count more bytes of a key, or raise `RateLimited`."""
         held = self._held[key] + size
         allowed = self._max_of_key
-        if self._total + size > self._max:
+        if self.total + size > self._max:
             allowed = min(allowed, self._max // len({*self._held, key}))
         if held > allowed:
             raise RateLimited(f"more than {allowed >> 20} MB of bodies at once", _RETRY_AFTER_S)
         self._held[key] = held
-        self._total += size
+        self.total += size
 
     def release(self, key: str, size: int) -> None:
         """Stop counting bytes of a key."""
-        self._total -= size
+        self.total -= size
         self._held[key] -= size
         if not self._held[key]:
             del self._held[key]

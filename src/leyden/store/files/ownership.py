@@ -56,7 +56,9 @@ class StoreFiles:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
-            raise StoreInUse("is in use by another server: stop that one, or name another with --home") from error
+            address = path.with_name("url")  # which the server wrote
+            at = f" at {address.read_text().strip()}" if address.is_file() else ""
+            raise StoreInUse(f"is in use by another server{at}: stop that one, or name another with --home") from error
 
     def remember(self) -> None:
         """Take the files for those of the store: a connection has just opened them."""

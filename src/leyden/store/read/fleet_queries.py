@@ -1,8 +1,6 @@
 """Queries of the dashboard about what runs now: workers, active attempts, the queue, recent throughput."""
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
 
 from sqlalchemy import Connection, func, select
 
@@ -19,19 +17,17 @@ def read_fleet(connection: Connection, now: float, held: bool | None = None) -> 
     """
     ended, tokens = recent_throughput(connection, now)
     if held is False:
-        return Fleet(now, (), (), (), 0, 0, 0, ended, tokens, {})
+        return Fleet(now, (), (), 0, 0, 0, ended, tokens)
     queued, delayed = count_queue(connection, now)
     return Fleet(
         now=now,
         workers=tuple(list_workers(connection, now)),
         leases=tuple(list_leases(connection)),
-        engines=(),
         queued=queued,
         delayed=delayed,
         running=connection.scalar(select(func.count()).select_from(attempts).where(ACTIVE)) or 0,
         ended=ended,
         tokens=tokens,
-        refused={},
     )
 
 
@@ -46,8 +42,10 @@ def list_workers(connection: Connection, now: float) -> list[WorkerView]:
         )
     }
     ended: dict[str, dict[str, int]] = defaultdict(dict)
-    for row in _recent(connection, now, attempts.c.worker, attempts.c.ending, func.count()):
-        ended[row[0]][row[1]] = int(row[2])
+    by = attempts.c.worker, attempts.c.ending
+    recent = select(*by, func.count()).where(attempts.c.ended > now - _RECENT_S).group_by(*by)
+    for worker, ending, count in connection.execute(recent):
+        ended[worker][ending] = count
     query = select(workers).where(workers.c.seen > now - 86_400).order_by(workers.c.seen.desc()).limit(500)
     return [
         WorkerView(
@@ -66,11 +64,6 @@ def recent_throughput(connection: Connection, now: float) -> tuple[int, int]:
     query = select(func.count(), func.sum(attempts.c.tokens)).where(attempts.c.ended > now - _RECENT_S)
     count, tokens = connection.execute(query).one()
     return int(count), int(tokens or 0)
-
-
-def _recent(connection: Connection, now: float, *columns: Any) -> Sequence[Any]:
-    *by, _ = columns
-    return connection.execute(select(*columns).where(attempts.c.ended > now - _RECENT_S).group_by(*by)).all()
 
 
 def list_leases(connection: Connection) -> list[LeaseView]:

@@ -49,9 +49,10 @@ _ROLLOUTS_AND_TASKS = select(rollouts, tasks.c.input).join(
 )
 
 
-def list_run_ids(connection: Connection) -> Sequence[str]:
-    """List the ids of the runs, oldest first."""
-    return connection.scalars(select(runs.c.id).where(runs.c.state == "open").order_by(runs.c.created)).all()
+def list_run_ids(connection: Connection, only: str | None = None) -> Sequence[str]:
+    """List the ids of the runs, oldest first, or of one if it exists."""
+    query = select(runs.c.id).where(runs.c.state == "open").order_by(runs.c.created)
+    return connection.scalars(query if only is None else query.where(runs.c.id == only)).all()
 
 
 def get_run(connection: Connection, run: str) -> Run:
@@ -136,7 +137,10 @@ def get_rollout(connection: Connection, run: str, rollout: str) -> RolloutDetail
     """Return a rollout with its task and attempts."""
     row = connection.execute(_ROLLOUTS_AND_TASKS.where(rollouts.c.id == rollout, rollouts.c.run_id == run)).first()
     if row is None:
-        raise NotFound(f"no rollout {rollout!r} in run {run!r}")
+        of_group = select(rollouts.c.id).where(rollouts.c.group_id == rollout, rollouts.c.run_id == run)
+        first = connection.scalar(of_group.order_by(rollouts.c.seq))
+        hint = "" if first is None else f"; that is a group, whose first rollout is {first}"
+        raise NotFound(f"no rollout {rollout!r} in run {run!r}{hint}")
     tries = connection.execute(select(attempts).where(attempts.c.rollout_id == rollout).order_by(attempts.c.number))
     return RolloutDetail(rollout_from_row(row), task_from_row(row), tuple(map(attempt_from_row, tries)))
 
@@ -267,5 +271,5 @@ def delayed_retries(connection: Connection, now: float) -> list[tuple[str, float
 
 def require_run(connection: Connection, id: str) -> None:
     """Raise `NotFound` unless the run exists."""
-    if connection.scalar(select(runs.c.id).where(runs.c.id == id, runs.c.state == "open")) is None:
+    if not list_run_ids(connection, id):
         raise NotFound(f"no run {id!r}")

@@ -6,6 +6,7 @@ from math import sqrt
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 from sqlalchemy import Connection, func, select
 
 from leyden.api.views import PointsQuery, RunRewards, StepRewards
@@ -24,6 +25,8 @@ class StepTotal(Struct, frozen=True):
     count: int
     total: float
     squares: float
+    complete: bool = True
+    """Whether no rollout of the step is queued or running."""
 
     @property
     def mean(self) -> float:
@@ -96,22 +99,29 @@ def digest_run(connection: Connection, run: str) -> RunDigest:
     query = select(*columns, *sums).where(rollouts.c.run_id == run).group_by(*columns)
     states, purposes = Counter[str](), Counter[str]()
     rewards: dict[str, dict[int, StepTotal]] = defaultdict(dict)
+    incomplete: set[tuple[str, int]] = set()
     steps: set[tuple[str, int | None]] = set()
     for purpose, step, state, ending, number, count, total, squares in connection.execute(query):
         steps.add((purpose, step))
         states[ending or state] += number
         purposes[purpose] += number
+        if state in ("queued", "running"):
+            incomplete.add((purpose, step or 0))
         if count and (step is not None or purpose in _STEPLESS):
             before = rewards[purpose].get(step or 0, StepTotal(step or 0, 0, 0.0, 0.0))
             rewards[purpose][step or 0] = StepTotal(
                 before.step, before.count + count, before.total + total, before.squares + squares
             )
     train, held_out, dev = (
-        tuple(rewards[purpose][step] for step in sorted(rewards[purpose]))
+        tuple(
+            replace(total, complete=(purpose, step) not in incomplete)
+            for step, total in sorted(rewards[purpose].items())
+        )
         for purpose in (Purpose.TRAIN, Purpose.EVAL, Purpose.DEV)
     )
     if train and not held_out:
-        errors = _read_errors(connection, run, Purpose.TRAIN, {train[-1].step, best_step(train).step})
+        best = best_step(train)
+        errors = _read_errors(connection, run, Purpose.TRAIN, {train[-1].step, *([best.step] if best else [])})
     else:
         errors = _read_errors(connection, run, Purpose.EVAL if held_out else Purpose.DEV)
     totals = select(func.sum(attempts.c.calls), func.sum(attempts.c.tokens)).where(attempts.c.run_id == run)
@@ -149,9 +159,9 @@ def _read_errors(
     return {step: error for step, error in errors.items() if error is not None}
 
 
-def best_step(steps: Sequence[StepTotal]) -> StepTotal:
-    """Return the step with the largest mean; of equal ones the later, as the trainer does."""
-    return max(steps, key=lambda one: (one.mean, one.step))
+def best_step(steps: Sequence[StepTotal]) -> StepTotal | None:
+    """Return the complete step with the largest mean; of equal ones the later, as the trainer does."""
+    return max((one for one in steps if one.complete), key=lambda one: (one.mean, one.step), default=None)
 
 
 def _join(steps: Sequence[StepTotal], errors: Mapping[int, float]) -> StepRewards:

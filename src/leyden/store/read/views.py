@@ -4,7 +4,7 @@ They read indexes and single pages, so large rollouts cost no more than small on
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 from sqlalchemy import ColumnElement, Connection, bindparam, func, select
@@ -23,9 +23,9 @@ _IDLE_AFTER_S = 120.0
 
 
 def read_series(connection: Connection, run: str, query: SeriesQuery) -> dict[str, Series]:
-    """Return metrics of the policy that a run trains. A name that ends in * selects by prefix."""
+    """Return metrics of a policy that a run trains. A name that ends in * selects by prefix."""
     names = [name for name in query.names.split(",") if name]
-    of_policy = metrics.c.run_id == run, metrics.c.policy == trained_policy(connection, run)
+    of_policy = metrics.c.run_id == run, metrics.c.policy == (query.policy or trained_policies(connection, run)[0])
     known = _metric_names(connection, *of_policy)
     if not known:
         require_run(connection, run)
@@ -45,7 +45,7 @@ def read_series(connection: Connection, run: str, query: SeriesQuery) -> dict[st
 
 def read_step_times(connection: Connection, run: str, query: PointsQuery) -> Series:
     """Return when steps of a run ended, in seconds since 1970: when the metric that most steps have was recorded."""
-    of_policy = metrics.c.run_id == run, metrics.c.policy == trained_policy(connection, run)
+    of_policy = metrics.c.run_id == run, metrics.c.policy == trained_policies(connection, run)[0]
     name = connection.scalar(
         select(metrics.c.name).where(*of_policy).group_by(metrics.c.name).order_by(func.count().desc()).limit(1)
     )
@@ -90,25 +90,28 @@ def _selects(selector: str, name: str) -> bool:
     return name.startswith(selector[:-1]) if selector.endswith("*") else name == selector
 
 
-def trained_policy(connection: Connection, run: str) -> str:
-    """Return the name of the policy that a run trains, of several the first; it has the default name if none is set."""
-    config = decode_json(connection.scalar(select(runs.c.config).where(runs.c.id == run)) or b"null")
-    if not isinstance(config, dict):
-        return DEFAULT_POLICY
+def trained_policies(connection: Connection, run: str) -> list[str]:
+    """Return the names of the policies that a run trains, at least one; it has the default name if none is set."""
+    config = _config(connection, run)
     policies = config.get("policies")
-    for name, policy in policies.items() if isinstance(policies, dict) else ():
-        if isinstance(policy, dict) and policy.get("trained", True) and not policy.get("upstream"):
-            return str(name)
+    trained = [
+        str(name)
+        for name, policy in (policies.items() if isinstance(policies, dict) else ())
+        if isinstance(policy, dict) and policy.get("trained", True) and not (policy.get("upstream") or policy.get("of"))
+    ]
     named = config.get("policy")
-    return named if isinstance(named, str) else DEFAULT_POLICY
+    return trained or [named if isinstance(named, str) else DEFAULT_POLICY]
 
 
-def open_runs(connection: Connection, only: str | None = None) -> list[str]:
-    """Return the ids of all runs, newest first, or of one if it exists."""
-    query = select(runs.c.id).where(runs.c.state == "open")
-    if only is not None:
-        query = query.where(runs.c.id == only)
-    return list(connection.scalars(query.order_by(runs.c.created.desc())))
+def _config(connection: Connection, run: str) -> dict[str, Any]:
+    config = decode_json(connection.scalar(select(runs.c.config).where(runs.c.id == run)) or b"null")
+    return config if isinstance(config, dict) else {}
+
+
+def has_policies(connection: Connection, run: str) -> bool:
+    """Whether the configuration of a run has several policies, trained or not."""
+    policies = _config(connection, run).get("policies")
+    return isinstance(policies, dict) and len(policies) > 1
 
 
 class NewestEvent(Struct, frozen=True):
@@ -145,35 +148,32 @@ def run_card(
 
     `held` says whether a process works on it; if that is not known (None), a silent run is idle after two minutes.
     """
-    row = connection.execute(
-        select(runs.c.created, runs.c.config).where(runs.c.id == run, runs.c.state == "open")
-    ).first()
-    if row is None:
+    created = connection.scalar(select(runs.c.created).where(runs.c.id == run, runs.c.state == "open"))
+    if created is None:
         raise NotFound(f"no run {run!r}")
     digest = digest or digest_run(connection, run)
-    last_event = newest_event(connection, run).at or row.created
-    config = decode_json(row.config)
-    config = config if isinstance(config, dict) else {}
+    last_event = newest_event(connection, run).at or created
+    config, published = _config(connection, run), versions_at(connection, run, None)
     steps = (config.get("training") or {}).get("steps") if isinstance(config.get("training"), dict) else None
     last_metric = select(metrics.c.step).where(metrics.c.run_id == run).order_by(metrics.c.seq.desc()).limit(1)
     step = connection.scalar(last_metric) or 0
     joined = digest.rewards(PointsQuery(_CARD_POINTS))
     measured = digest.measured
-    best = best_step(measured) if measured and not digest.trains_nothing else None
+    best = None if digest.trains_nothing else best_step(measured)
     now_at = measured[-1] if measured else None
     active = digest.states.get("running", 0) + digest.states.get("queued", 0) > 0
     state: Literal["running", "finished", "unchanged", "idle"]
     if digest.trains_nothing:
         steps = None  # its configuration may be that of a training
     if not active and (digest.trains_nothing or (steps is not None and step >= steps)):
-        trained = digest.trains_nothing or not steps or (version_at(connection, run, None) or 0) > 0
+        trained = digest.trains_nothing or not steps or any(published.values())
         state = "finished" if trained else "unchanged"
     else:
         alive = held if held is not None else now - last_event < _IDLE_AFTER_S
         state = "running" if alive else "idle"
     return RunCard(
         id=run,
-        created=row.created,
+        created=created,
         last_event=last_event,
         state=state,
         model=config.get("model") if isinstance(config.get("model"), str) else None,
@@ -191,6 +191,7 @@ def run_card(
         best_error=digest.errors.get(best.step) if best else None,
         best_step=best.step if best else None,
         curve=_curve(joined.held_out or joined.train),
+        policies={name: published.get(name, 0) for name in trained_policies(connection, run)},
     )
 
 
@@ -198,10 +199,8 @@ def _curve(rewards: Sequence[StepRewards]) -> Series:
     return Series(tuple(one.step for one in rewards), tuple(one.mean for one in rewards))
 
 
-def version_at(connection: Connection, run: str, moment: float | None) -> int | None:
-    """Return the newest version of the trained policy's weights that was published by a moment; None: by now."""
-    query = select(func.max(versions.c.number)).where(
-        versions.c.run_id == run, versions.c.policy == trained_policy(connection, run)
-    )
-    found: int | None = connection.scalar(query if moment is None else query.where(versions.c.at <= moment))
-    return found
+def versions_at(connection: Connection, run: str, moment: float | None) -> dict[str, int]:
+    """Return by policy the newest version of its weights that was published by a moment; None: by now."""
+    query = select(versions.c.policy, func.max(versions.c.number)).where(versions.c.run_id == run)
+    query = query if moment is None else query.where(versions.c.at <= moment)
+    return {row[0]: row[1] for row in connection.execute(query.group_by(versions.c.policy))}

@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import islice
 
-from leyden.api.wire import Lease
+from leyden.api.wire import Lease, LeaseRequest
 from leyden.background import start_background
 from leyden.records import Event, EventKind
-from leyden.store.write.queue import LeaseQuery
 
 _log = logging.getLogger("leyden.store")
 
@@ -22,8 +21,8 @@ _log = logging.getLogger("leyden.store")
 class _WaitingRequest:
     """A lease request that has not been answered."""
 
-    def __init__(self, query: LeaseQuery, number: int, may_wait: bool) -> None:
-        self.query = query
+    def __init__(self, wanted: LeaseRequest, number: int, may_wait: bool) -> None:
+        self.wanted = wanted
         self.number = number
         self.may_wait = may_wait
         self.leased: asyncio.Future[list[Lease]] = asyncio.get_running_loop().create_future()
@@ -42,7 +41,7 @@ class LeaseDispatcher:
 
     def __init__(
         self,
-        lease: Callable[[Sequence[LeaseQuery]], Awaitable[list[list[Lease]]]],
+        lease: Callable[[Sequence[LeaseRequest]], Awaitable[list[list[Lease]]]],
         return_lease: Callable[[Lease], Awaitable[None]],
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -58,13 +57,13 @@ class LeaseDispatcher:
         self._wakeup = asyncio.Event()
         self._task = start_background(self._serve(), "the lease dispatcher")
 
-    async def lease(self, query: LeaseQuery, wait: float) -> list[Lease]:
-        """Lease rollouts; if there are none, wait up to `wait` seconds for some, then return an empty list."""
-        wait = wait if self._accepts_waiting else 0.0
+    async def lease(self, wanted: LeaseRequest) -> list[Lease]:
+        """Lease rollouts; if there are none, wait for some as long as the request says, then return an empty list."""
+        wait = wanted.wait if self._accepts_waiting else 0.0
         self._arrived += 1
-        request = _WaitingRequest(query, self._arrived, may_wait=wait > 0)
+        request = _WaitingRequest(wanted, self._arrived, may_wait=wait > 0)
         self._new.append(request)
-        queue = self._waiting.setdefault(query.run, {})
+        queue = self._waiting.setdefault(wanted.run, {})
         queue[request] = None
         self._wakeup.set()
         timer = asyncio.get_running_loop().call_later(wait, self._time_out, request)
@@ -78,8 +77,8 @@ class LeaseDispatcher:
         finally:
             timer.cancel()
             del queue[request]
-            if not queue and self._waiting.get(query.run) is queue:
-                del self._waiting[query.run]
+            if not queue and self._waiting.get(wanted.run) is queue:
+                del self._waiting[wanted.run]
 
     def on_event(self, event: Event) -> None:
         """Count queued rollouts as new work."""
@@ -102,7 +101,7 @@ class LeaseDispatcher:
         """Answer the waiting requests of a worker or for a run now, with the leases being made for them or none."""
         for queue in self._waiting.values():
             for request in queue:
-                if worker == request.query.worker or (run is not None and run == request.query.run):
+                if worker == request.wanted.worker or (run is not None and run == request.wanted.run):
                     self._time_out(request)
 
     def stop_waiting(self) -> None:
@@ -132,7 +131,7 @@ class LeaseDispatcher:
                 continue
             self._in_service = set(batch)
             try:
-                leased = await self._lease([request.query for request in batch])
+                leased = await self._lease([request.wanted for request in batch])
             except Exception as error:
                 for request in batch:
                     if not request.leased.done():

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 from sqlalchemy import bindparam, case, func, select, update
 
-from leyden.api.wire import GroupSpec, Lease
+from leyden.api.wire import GroupSpec, Lease, LeaseRequest
 from leyden.records import Attempt, CallStatus, EventKind, Group, Origin, Purpose, RunSettings, Task
 from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
@@ -23,15 +22,6 @@ from leyden.store.mapping import decode_settings, group_from_row, origin_from_ro
 from leyden.store.schema import LEASABLE, PARKED, attempts, calls, groups, rollouts, runs, tasks, workers
 from leyden.store.write.statements import Statement, insert, insert_new, insert_or_update
 from leyden.store.write.writer import Transaction
-
-
-class LeaseQuery(Struct, frozen=True):
-    """A worker's request for leases."""
-
-    worker: str
-    count: int
-    run: str | None
-    pool: str | None
 
 
 def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
@@ -91,7 +81,7 @@ def enqueue(tx: Transaction, run: str, spec: GroupSpec) -> Group:
     return Group(spec.id, run, spec.task.id, spec.purpose, spec.size, spec.priority, tx.now, origin=spec.origin)
 
 
-def lease(tx: Transaction, requests: Sequence[LeaseQuery]) -> list[list[Lease]]:
+def lease(tx: Transaction, requests: Sequence[LeaseRequest]) -> list[list[Lease]]:
     """Lease rollouts from the queue to each request, in the order of the requests."""
     leased: list[list[Lease]] = [[] for _ in requests]
     by_run: dict[str | None, list[int]] = {}
@@ -150,7 +140,7 @@ def _check_origin(tx: Transaction, run: str, spec: GroupSpec, origin: Origin, se
         raise Conflict(f"`origin`: attempt {origin.attempt!r} has made {row.made} calls, not {origin.calls}")
 
 
-def _start(tx: Transaction, row: Any, request: LeaseQuery) -> Lease:
+def _start(tx: Transaction, row: Any, request: LeaseRequest) -> Lease:
     """Start the next attempt of a rollout."""
     settings = decode_settings(row.settings)
     number = row.attempts + 1

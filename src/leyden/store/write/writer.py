@@ -228,7 +228,8 @@ class Notifications:
     def __init__(self) -> None:
         self._subscribers: list[Callable[[Event], None]] = []
         self._listeners: dict[str | None, dict[asyncio.Event, str]] = {}
-        self._closed = False
+        self.closed = False
+        """Whether `close` was called."""
 
     def subscribe(self, subscriber: Callable[[Event], None]) -> None:
         """Call a function for every event from now on."""
@@ -245,7 +246,7 @@ class Notifications:
         Listen first and query second, so that no event in between is missed.
         """
         woken = asyncio.Event()
-        if self._closed:
+        if self.closed:
             woken.set()
         listeners = self._listeners.setdefault(run, {})
         listeners[woken] = kind
@@ -269,14 +270,9 @@ class Notifications:
                     if kind in ("", event.kind):
                         woken.set()
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
     def close(self) -> None:
         """Wake all listeners, present and future."""
-        self._closed = True
+        self.closed = True
         for listeners in self._listeners.values():
             for woken in listeners:
                 woken.set()

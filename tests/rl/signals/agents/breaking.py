@@ -1,5 +1,6 @@
 """Agents of real frameworks whose tool raises, or not, as the model asks; each imports its framework when it is run."""
 
+import asyncio
 from typing import Any
 
 ASKED = "Work it out."
@@ -12,7 +13,22 @@ def divide(a: int, b: int) -> int:
     return a // b
 
 
-def graph(task: dict[str, Any]) -> float:
+async def solve(task: dict[str, Any]) -> float:
+    """The agent that the task names."""
+    match task["agent"]:
+        case "graph":
+            return await asyncio.to_thread(graph)
+        case "openai_agents":
+            return await openai_agents()
+        case "autogen":
+            return await autogen()
+        case "anthropic_client":
+            return await asyncio.to_thread(anthropic_client)
+        case other:
+            raise ValueError(other)
+
+
+def graph() -> float:
     """LangGraph's agent, whose tools' errors are answered by its ToolNode."""
     from langchain_openai import ChatOpenAI
     from langgraph.prebuilt import ToolNode, create_react_agent
@@ -23,7 +39,7 @@ def graph(task: dict[str, Any]) -> float:
     return 1.0
 
 
-async def openai_agents(task: dict[str, Any]) -> float:
+async def openai_agents() -> float:
     """The OpenAI Agents SDK, which tells the model of a tool's error in words of its own."""
     from agents import Agent, Runner, function_tool
 
@@ -32,7 +48,7 @@ async def openai_agents(task: dict[str, Any]) -> float:
     return 1.0
 
 
-async def autogen(task: dict[str, Any]) -> float:
+async def autogen() -> float:
     """AutoGen's assistant, which gives the model the bare text of a tool's exception."""
     from autogen_agentchat.agents import AssistantAgent
     from autogen_ext.models.openai import OpenAIChatCompletionClient
@@ -43,7 +59,7 @@ async def autogen(task: dict[str, Any]) -> float:
     return 1.0
 
 
-def anthropic_client(task: dict[str, Any]) -> float:
+def anthropic_client() -> float:
     """A loop of one's own over Anthropic's client, which says of a result that it is an error."""
     from anthropic import Anthropic
 

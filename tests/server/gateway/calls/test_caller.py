@@ -8,10 +8,9 @@ import openai
 import pytest
 from modelserving import END, ModelServer, model_server
 
-from leyden.api.wire import GroupSpec, RunSpec
+from leyden.api.wire import GroupSpec, LeaseRequest, RunSpec
 from leyden.records import Span, Task
 from leyden.server.control.keys import KeyKind
-from leyden.store.write.queue import LeaseQuery
 
 QUESTION: Any = {"role": "user", "content": "Who am I?"}
 
@@ -27,8 +26,8 @@ async def test_rollouts_in_one_process_are_distinguished_by_their_context(server
     store = server.service.store
     await store.create_run(RunSpec("r"))
     await store.enqueue("r", GroupSpec("g", Task("t", {}), 3))
-    mine, other = [grant.attempt for grant in await store.lease(LeaseQuery("w", 2, "r", "hall"))]
-    (stranger,) = [grant.attempt for grant in await store.lease(LeaseQuery("w", 1, "r", "annex"))]
+    mine, other = [grant.attempt for grant in await store.lease(LeaseRequest("w", 2, run="r", pool="hall"))]
+    (stranger,) = [grant.attempt for grant in await store.lease(LeaseRequest("w", run="r", pool="annex"))]
     key = server.service.keyring.create(KeyKind.POOL, 60, pool="hall")[0]
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
 

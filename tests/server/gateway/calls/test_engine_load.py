@@ -2,7 +2,7 @@
 
 import pytest
 
-from leyden.server.gateway.calls.engine_load import EngineLoad, RecentLoad
+from leyden.server.gateway.calls.engine_load import EngineLoad, LoadCounts
 
 
 def test_calls_failures_and_tokens_are_counted_for_a_minute() -> None:
@@ -15,9 +15,9 @@ def test_calls_failures_and_tokens_are_counted_for_a_minute() -> None:
         raise ValueError
     with pytest.raises(KeyError), load.call(ValueError):  # the caller's own error
         raise KeyError
-    assert (load.running, load.recent()) == (0, RecentLoad(3, 1, 3))
+    assert (load.running, load.recent()) == (0, LoadCounts(3, 1, 3))
     now = 140.0
     load.add_tokens(2)
-    assert load.recent() == RecentLoad(3, 1, 5)
+    assert load.recent() == LoadCounts(3, 1, 5)
     now = 161.0
-    assert load.recent() == RecentLoad(0, 0, 2)
+    assert load.recent() == LoadCounts(0, 0, 2)

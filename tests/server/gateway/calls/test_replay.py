@@ -10,6 +10,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from google import genai
 from modelserving import END, ModelServer, call, model_server
 from randomness import examples, new_seed
 
@@ -27,8 +28,14 @@ LOST = FinishRequest(Outcome(Ending.LOST), retry=Retry.FREE)
 class Clients:
     """The official clients with the key of the server's current attempt."""
 
-    def __init__(self, server: ModelServer, openai_: openai.AsyncOpenAI, anthropic_: anthropic.AsyncAnthropic) -> None:
-        self.server, self.openai, self.anthropic = server, openai_, anthropic_
+    def __init__(
+        self,
+        server: ModelServer,
+        openai_: openai.AsyncOpenAI,
+        anthropic_: anthropic.AsyncAnthropic,
+        google: genai.client.AsyncClient,
+    ) -> None:
+        self.server, self.openai, self.anthropic, self.google = server, openai_, anthropic_, google
 
     async def chat(self, said: list[Any], stream: bool = False, **more: Any) -> list[Any]:
         """The messages of the answers."""
@@ -59,6 +66,23 @@ class Clients:
                 whole = await events.get_final_response()
         return [item.to_dict() for item in whole.output]
 
+    async def generate(self, said: list[Any], stream: bool = False) -> list[Any]:
+        """The parts of the answer, in Google's dialect."""
+        tool: Any = {"function_declarations": [{"name": "add", "parameters_json_schema": SCHEMA}]}
+        body: dict[str, Any] = {"model": "m", "contents": said, "config": {"tools": [tool]}}
+        if stream:
+            chunks = [chunk async for chunk in await self.google.models.generate_content_stream(**body)]
+        else:
+            chunks = [await self.google.models.generate_content(**body)]
+        parts = [
+            part
+            for chunk in chunks
+            for one in chunk.candidates or ()
+            if one.content
+            for part in one.content.parts or ()
+        ]
+        return [part.model_dump(exclude_none=True) for part in parts]
+
     async def text(self, prompt: str, stream: bool = False) -> str:
         """The text that follows."""
         body: dict[str, Any] = {"model": "m", "prompt": prompt, "max_tokens": 99}
@@ -76,8 +100,9 @@ async def clients(server: ModelServer) -> AsyncIterator[Clients]:
         openai.DefaultAsyncHttpxClient() as http,
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", http_client=http, **key) as one,
         anthropic.AsyncAnthropic(base_url=server.url, http_client=http, **key) as other,
+        genai.Client(api_key=server.key, http_options={"base_url": server.url}).aio as google,  # type: ignore[arg-type]
     ):
-        yield Clients(server, one, other)
+        yield Clients(server, one, other, google)
 
 
 def never_the_same(server: ModelServer, seed: int = 0) -> None:
@@ -121,6 +146,15 @@ async def agent(ask: Clients, seed: int, restarts: bool = False) -> list[Any]:
                     {"role": "assistant", "content": blocks},
                     {"role": "user", "content": results or f"And {turn}?"},
                 ]
+            elif dialect == "google":
+                said[0] = {"role": "user", "parts": [{"text": f"Question {name}"}]}
+                parts = await ask.generate(said, stream)
+                called = [part["function_call"] for part in parts if "function_call" in part]
+                results = [{"function_response": {"name": one["name"], "response": {"is": 5}}} for one in called]
+                said += [
+                    {"role": "model", "parts": parts},
+                    {"role": "user", "parts": results or [{"text": f"And {turn}?"}]},
+                ]
             else:
                 items = await ask.responses(said, stream)
                 called = [item["call_id"] for item in items if item["type"] == "function_call"]
@@ -129,7 +163,7 @@ async def agent(ask: Clients, seed: int, restarts: bool = False) -> list[Any]:
                 said[0] = {"role": "user", "content": said[0]["content"]}
         return said
 
-    dialects = plan.choices(["chat", "messages", "responses", "text"], k=1 if restarts else 3)
+    dialects = plan.choices(["chat", "messages", "responses", "google", "text"], k=1 if restarts else 3)
     plans = [(name, dialect, plan.random() < 0.5, plan.randint(1, 4)) for name, dialect in enumerate(dialects)]
     return await asyncio.gather(*(converse(*one) for one in plans))
 
@@ -285,32 +319,45 @@ async def test_a_call_that_failed_is_sampled_and_does_not_leave_the_record(serve
     ]
 
 
-async def test_replayed_calls_count_as_calls_and_only_own_tokens_as_tokens(tmp_path: Path) -> None:
+async def test_a_rollout_that_begins_inside_another_has_what_was_left_of_its_limits(tmp_path: Path) -> None:
+    """So what it returns is an estimate of the value of that state."""
     async with model_server(tmp_path) as server:
         server.say = lambda _: "one two three four five" + END
         tokens = len(server.tokenizer.encode("one two three four five" + END))
-        await server.new_attempt(max_calls=3, max_tokens=2 * tokens)
 
         async def calls() -> int:
             async with clients(server) as ask:
-                for number in range(4):
+                for number in range(9):
                     try:
                         await ask.chat([{"role": "user", "content": f"Question {number}"}])
                     except openai.APIStatusError:
                         return number
-            return 4
+            return 9
 
-        assert await calls() == 2  # the tokens
-        first = server.attempt
-        await server.branch("h", Origin(first, 1))
-        assert await calls() == 3  # the calls
-        await server.branch("i", Origin(first, 1))
+        for name, limits, allowed in (("c", {"max_calls": 3}, 3), ("t", {"max_tokens": 2 * tokens}, 2)):
+            await server.new_attempt(name, **limits)
+            assert await calls() == allowed
+            await server.branch(f"{name}-1", Origin(server.attempt, 1))
+            assert await calls() == allowed
+            await server.service.store.finish(server.run, server.attempt, LOST)
+            await server.next_attempt()
+            assert await calls() == allowed and (await server.episode()).calls[1].origin is not None
+
+
+async def test_calls_that_were_made_at_the_same_time_are_replayed_one_after_the_other(tmp_path: Path) -> None:
+    """Though the tokens of the first leave none to the second: in the record it had begun before."""
+    async with model_server(tmp_path) as server:
+        server.say = lambda _: "one two three four five" + END
+        await server.new_attempt(max_tokens=len(server.tokenizer.encode("one two three four five" + END)))
+        questions = [[{"role": "user", "content": f"Question {number}"}] for number in range(2)]
+        server.engine.delay_s = 0.1
         async with clients(server) as ask:
-            for number in range(2):
-                await ask.chat([{"role": "user", "content": f"Question {number}"}])
-        await server.service.store.finish(server.run, server.attempt, LOST)
-        await server.next_attempt()
-        assert await calls() == 3 and (await server.episode()).calls[1].origin is not None
+            answers = await asyncio.gather(*map(ask.chat, questions))
+        await server.branch("h", Origin(server.attempt, 2))
+        async with clients(server) as ask:
+            assert [await ask.chat(question) for question in questions] == answers
+            with pytest.raises(openai.APIStatusError, match="max_tokens"):
+                await ask.chat([*questions[0], *questions[1]])
 
 
 async def test_calls_to_an_upstream_and_fixed_answers_are_replayed_by_their_request(tmp_path: Path) -> None:
@@ -321,6 +368,10 @@ async def test_calls_to_an_upstream_and_fixed_answers_are_replayed_by_their_requ
         assert near.service.gateway is not None
         near.service.gateway.upstream = UpstreamClient(f"{far.url}/v1", far.key)
         said: list[Any] = [{"role": "user", "content": "Well?"}]
+
+        async def usage() -> Any:
+            async with clients(near) as ask:
+                return (await ask.openai.chat.completions.create(model="gpt", messages=said)).usage
 
         async def judged(stream: bool) -> list[Any]:
             async with clients(near) as ask:
@@ -345,11 +396,32 @@ async def test_calls_to_an_upstream_and_fixed_answers_are_replayed_by_their_requ
         assert list(map(meaning, await judged(stream=True))) == list(map(meaning, answers))
         episode = await near.check(calls=3)
         assert len(far.engine.requests) == asked and [made.origin for made in episode.calls] == [origin] * 3
+        used = await usage()
+        assert used.prompt_tokens > 0 and used.completion_tokens > 0
+        await near.branch("used", Origin(near.attempt, 4))
+        await judged(stream=False)
+        assert await usage() == used and len(far.engine.requests) == asked + 1
         await near.branch("i", Origin(origin, 3))
         async with clients(near) as ask:
             await ask.chat(said, model="gpt", temperature=0.7)
         diverged = (await near.episode()).attempt.diverged
         assert diverged is not None and "with other parameters" in diverged.why
+
+
+async def test_a_required_call_of_a_rollout_that_vllm_sampled_is_replayed_without_it(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM leaves calls of training rollouts free of a grammar, so the prompt begins the call."""
+    server.lines = [call("add", '{"a": 2}').removeprefix("<tool_call>\n") + END]
+    said: list[Any] = [{"role": "user", "content": "Hello"}]
+    async with clients(server) as ask:
+        answer = await ask.chat(said, tool_choice="required")
+    assert answer[0]["tool_calls"]
+    monkeypatch.setattr(server.engine, "reports_allowed_mass", True, raising=False)  # as the embedded engine does
+    await server.branch("h", Origin(server.attempt, 1))
+    async with clients(server) as ask:
+        assert await ask.chat(said, tool_choice="required") == answer
+    assert (await server.episode()).attempt.diverged is None
 
 
 async def test_a_replayed_call_needs_no_engine(server: ModelServer) -> None:
@@ -362,3 +434,104 @@ async def test_a_replayed_call_needs_no_engine(server: ModelServer) -> None:
     server.service.gateway.models["spark"].hold()  # the weights change
     async with clients(server) as ask, asyncio.timeout(60):
         assert await ask.chat(said) == answer
+
+
+async def test_a_client_that_disconnects_from_a_replayed_answer_asks_again_and_goes_on(server: ModelServer) -> None:
+    long = "so it goes " * 500
+    server.say = lambda _: f"{long}{len(server.engine.requests)}{END}"
+
+    async def answered(ask: Clients, said: list[Any]) -> list[Any]:
+        for number in range(3):
+            said = [*said, {"role": "user", "content": f"Question {number}"}]
+            said += await ask.chat(said)
+        return said
+
+    async with clients(server) as ask:
+        said = await answered(ask, [])
+    recorded = await server.episode()
+    for at in range(3):
+        await server.branch(f"left-{at}", Origin(recorded.attempt.id, 3))
+        sampled = len(server.engine.requests)
+        async with clients(server) as ask:
+            for number in range(at):
+                assert await ask.chat(said[: 2 * number + 1]) == [said[2 * number + 1]]
+            body: Any = {"model": "m", "messages": said[: 2 * at + 1], "tools": [TOOL], "stream": True}
+            async with await ask.openai.chat.completions.create(**body) as events:
+                await anext(aiter(events))
+            [again] = await ask.chat(said[: 2 * at + 1])
+            await ask.chat([*said[: 2 * at + 1], again, {"role": "user", "content": "Something new"}])
+        episode = await server.episode()
+        assert episode.attempt.diverged is None and len(server.engine.requests) == sampled + 2
+        assert [made.id for made in episode.calls if made.origin] == [made.id for made in recorded.calls[: at + 1]]
+        left, others = episode.calls[at], [made.status for made in episode.calls if made.id != recorded.calls[at].id]
+        assert left.status in (CallStatus.OK, CallStatus.ABANDONED)  # as far as the answer got
+        assert others == [CallStatus.OK] * (at + 2)
+
+
+async def test_a_retry_of_an_attempt_that_left_the_record_does_not_begin_as_its_rollout_should(
+    server: ModelServer,
+) -> None:
+    """It replays its own rollout, exactly; another way into the state that the rollout begins with is none."""
+    never_the_same(server)
+    said: list[Any] = [{"role": "user", "content": "Hello"}]
+    async with clients(server) as ask:
+        said += [(await ask.chat(said))[0], {"role": "user", "content": "Go on"}]
+        await ask.chat(said)
+    origin = Origin(server.attempt, 1)
+    for name, first in (("begins", "Hello"), ("left", "Good morning")):
+        await server.branch(name, origin)
+        for again in (False, True):
+            async with clients(server) as ask:
+                await ask.chat([{"role": "user", "content": first}])
+                await ask.chat([{"role": "user", "content": "Something new"}])
+            episode = await server.episode()
+            assert episode.left_origin == (name == "left")
+            if not again:
+                await server.service.store.finish(server.run, server.attempt, LOST)
+                await server.next_attempt()
+        assert episode.attempt.diverged is None or name == "left"
+        assert [made.origin is not None for made in episode.calls] == [True, True]
+
+
+async def test_a_rollout_begins_as_it_should_if_it_has_replayed_all_and_not_only_what_it_has_asked(
+    server: ModelServer,
+) -> None:
+    never_the_same(server)
+    async with clients(server) as ask:
+        for number in range(3):
+            await ask.chat([{"role": "user", "content": f"Question {number}"}])
+    recorded = await server.episode()
+    assert recorded.replayable == 3
+    for asked, left in (((0, 1), False), ((1, 0), False), ((0,), True), ((2,), True)):
+        await server.branch(f"asks-{'-'.join(map(str, asked))}", Origin(recorded.attempt.id, 2))
+        async with clients(server) as ask:
+            for number in asked:
+                await ask.chat([{"role": "user", "content": f"Question {number}"}])
+        assert (await server.episode()).left_origin == left
+
+
+async def test_an_answer_that_the_client_did_not_use_answers_nobody(server: ModelServer) -> None:
+    """It requested another, with which the conversation went on."""
+    never_the_same(server)
+    retry = {"x-stainless-retry-count": "1"}
+
+    async def agent(ask: Clients, retries: bool) -> list[Any]:
+        said: list[Any] = [{"role": "user", "content": "Hello"}]
+        for number in range(2):
+            answer = await ask.chat(said)
+            if retries:
+                answer = await ask.chat(said, extra_headers=retry)
+            said += [*answer, {"role": "user", "content": f"Go on {number}"}]
+        return said
+
+    async with clients(server) as ask:
+        said = await agent(ask, retries=True)
+    recorded = await server.episode()
+    assert [made.retry_of is not None for made in recorded.calls] == [False, True, False, True]
+    assert recorded.replayable == 0
+    await server.branch("h", Origin(recorded.attempt.id, 4))
+    async with clients(server) as ask:
+        assert await agent(ask, retries=False) == said
+    episode = await server.check(calls=2)
+    assert [made.id for made in episode.calls] == [recorded.calls[1].id, recorded.calls[3].id]
+    assert episode.attempt.diverged is None

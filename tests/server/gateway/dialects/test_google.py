@@ -14,6 +14,7 @@ from modelserving import END, ModelServer, call
 from leyden.records import PromptOrigin
 from leyden.server.gateway.dialects.google.request import read_request
 from leyden.server.gateway.dialects.google.schemas import json_schema
+from leyden.server.gateway.errors import GatewayError
 
 ADD = types.FunctionDeclaration(
     name="add",
@@ -193,6 +194,22 @@ def test_parts_that_are_not_text_are_left_out_beside_a_tools_result() -> None:
         "is_error": True,
         "left_out": ["inline_data", "inline_data"],
     }
+
+
+def test_a_result_that_is_written_twice_is_read_once() -> None:
+    """As gemini-cli writes it when it resumes a session; two results of one call are still a mistake."""
+    made = {"functionCall": {"id": "a", "name": "look"}}
+    result = {"functionResponse": {"id": "a", "name": "look", "response": {"output": "seen"}}}
+    other = {"functionResponse": {"id": "a", "name": "look", "response": {"output": "not seen"}}}
+
+    def read(*results: Any) -> Any:
+        contents = [{"parts": [{"text": "Look"}]}, {"role": "model", "parts": [made]}, {"parts": results}]
+        return read_request(json.dumps({"contents": contents}).encode(), "m")[0].messages
+
+    assert read(result, result) == read(result)
+    assert len(read(result)) == 3
+    with pytest.raises(GatewayError):
+        read(result, other)
 
 
 @pytest.mark.parametrize(

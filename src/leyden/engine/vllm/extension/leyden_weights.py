@@ -15,8 +15,9 @@ import torch
 
 TRANSFER_VARIABLE = "LEYDEN_WEIGHT_TRANSFER"
 """How the trainer sends weights to this vLLM: `ipc` or `files`."""
-_CHUNK = 1 << 22
-"""Elements that are summed at once: the 64-bit temporaries of a whole embedding would not fit beside a model."""
+_CHUNK, _CPU_CHUNK = 1 << 22, 1 << 15
+"""Elements that are summed at once: the 64-bit temporaries of a whole embedding would not fit beside a model, and on a
+CPU those of more elements do not fit into its caches."""
 _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -31,8 +32,9 @@ def checksum(tensor: torch.Tensor, row: int = 0, column: int = 0, width: int | N
     flat = (tensor + 0).contiguous().view(-1)  # -0.0 + 0 is 0.0: repacking does not keep the sign
     bits = flat.view(_INTEGERS[flat.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
-    for start in range(0, bits.numel(), _CHUNK):
-        part = bits[start : start + _CHUNK].to(torch.int64)
+    chunk = _CPU_CHUNK if bits.device.type == "cpu" else _CHUNK
+    for start in range(0, bits.numel(), chunk):
+        part = bits[start : start + chunk].to(torch.int64)
         positions = torch.arange(start, start + part.numel(), dtype=torch.int64, device=bits.device)
         if row or column or width is not None:
             positions = (positions // columns + row) * (width or columns) + positions % columns + column
@@ -58,8 +60,13 @@ class WorkerExtension:
         }
 
     def leyden_adapter_checksums(self, rank: int) -> dict[str, int]:
-        """Return the checksums of the matrices of the LoRA adapter in use that are not all zeros, by their names."""
+        """Return the checksums of the matrices that are not all zeros of the LoRA adapter that was loaded last.
+
+        Adapters have ascending numbers, and each has a slot in the layers.
+        """
         model = self.model_runner.get_model()
+        loaded = self.model_runner.lora_manager._adapter_manager.lora_index_to_id
+        slot = max(range(len(loaded)), key=lambda index: loaded[index] or 0)
         packed = getattr(model, "packed_modules_mapping", None) or {}
         sums = {}
         for path, module in model.named_modules():
@@ -68,7 +75,7 @@ class WorkerExtension:
             parent, _, last = path.rpartition(".")
             names = packed.get(last, [last]) if len(module.lora_a_stacked) > 1 else [last]
             for name, a, b in zip(names, module.lora_a_stacked, module.lora_b_stacked, strict=True):
-                for kind, matrix in (("lora_A", a[0, 0, :rank]), ("lora_B", b[0, 0, :, :rank])):
+                for kind, matrix in (("lora_A", a[slot, 0, :rank]), ("lora_B", b[slot, 0, :, :rank])):
                     if matrix.any():
                         sums[f"{parent}.{name}.{kind}.weight"] = checksum(matrix)
         return sums
@@ -115,7 +122,7 @@ def _checkpoint_tensors(model: Any) -> Iterator[WeightPart]:
         elif last in packed and getattr(module, "output_sizes", None):
             names = [f"{parent}.{part}.{kind}" if parent else f"{part}.{kind}" for part in packed[last]]
             yield from _output_parts(module, tensor, names)
-        elif divided and hasattr(module, "output_partition_sizes"):
+        elif divided and getattr(module, "input_size_per_partition", 0) == getattr(module, "input_size", None):
             yield from _output_parts(module, tensor, [name])
         elif divided and kind == "weight" and hasattr(module, "input_size_per_partition"):
             first = module.tp_rank * module.input_size_per_partition

@@ -19,6 +19,7 @@ export async function show(main, { query, signal }) {
   const view = chartView(() => drawCharts().catch(() => {}));
   const opened = new Set();
   let clocks = [];
+  let policies = []; // of each run, those that it trains
 
   async function showResults() {
     const [cards, ends, differences] = await Promise.all([
@@ -27,6 +28,7 @@ export async function show(main, { query, signal }) {
       Promise.all(names.slice(1).map((name) => get(runPath(names[0], "/comparison"), { other: name }).catch((error) => ({ error: error.message })))),
     ]);
     if (signal.aborted) return;
+    policies = cards.map((card) => Object.keys(card.policies));
     clocks = ends.map((found, index) => clockOf(found, cards[index].created));
     replace(results, cards.map((card, index) => h("tr", {},
       h("td", {}, h("a", { class: "row strong", href: `/runs/${encodeURIComponent(card.id)}` }, card.id)), h("td", {}, badge(card.state)), h("td", { class: "num" }, card.step || "–"),
@@ -37,16 +39,18 @@ export async function show(main, { query, signal }) {
 
   async function drawCharts() {
     const parts = names.map((_, index) => ({ points: POINTS, ...view.steps(clocks[index]) }));
+    // One entry for each policy of each run; of several, the policy is named.
+    const each = names.flatMap((run, index) => policies[index].map((policy) => ({ run, index, policy, name: policies[index].length > 1 ? `${run}: ${policy}` : run })));
     const [rewards, series] = await Promise.all([
       Promise.all(names.map((name, index) => get(runPath(name, "/rewards"), parts[index]))),
-      Promise.all(names.map((name, index) => get(runPath(name, "/series"), parts[index]))),
+      Promise.all(each.map(({ run, index, policy }) => get(runPath(run, "/series"), { ...parts[index], policy }))),
     ]);
     if (signal.aborted) return;
-    const lines = (found) => names.flatMap((name, index) => found(index) ? [{ name, colour: index, clock: clocks[index], ...found(index) }] : []);
-    const rewardLines = (part, points) => lines((index) => {
+    const rewardLines = (part, points) => names.map((name, index) => {
       const found = rewards[index][part];
-      return { points, steps: found.map((one) => one.step), values: found.map((one) => one.mean), errors: points && found.map((one) => one.error) };
+      return { name, colour: index, clock: clocks[index], points, steps: found.map((one) => one.step), values: found.map((one) => one.mean), errors: points && found.map((one) => one.error) };
     });
+    const metricLines = (metric) => each.flatMap(({ name, index }, colour) => series[colour][metric] ? [{ name, colour, clock: clocks[index], ...series[colour][metric] }] : []);
     replaceCharts(plots, [["held-out reward", "held_out", true], ["training reward", "train", false]].map(([name, part, points]) => chart({ title: name, view, size: "wide", lines: rewardLines(part, points) })));
 
     // The other metrics by the first part of their names, each part drawn when it is opened.
@@ -54,7 +58,7 @@ export async function show(main, { query, signal }) {
     const kinds = [...new Set(known.map((name) => name.split("/")[0]))];
     replace(metrics, kinds.map((kind) => {
       const charts = h("div", { class: "charts" });
-      const draw = () => replaceCharts(charts, known.filter((name) => name.split("/")[0] === kind).map((metric) => chart({ title: metric, view, lines: lines((index) => series[index][metric]) })));
+      const draw = () => replaceCharts(charts, known.filter((name) => name.split("/")[0] === kind).map((metric) => chart({ title: metric, view, lines: metricLines(metric) })));
       const details = h("details", { class: "panel", open: opened.has(kind), ontoggle: () => {
         opened[details.open ? "add" : "delete"](kind);
         if (details.open && !charts.childElementCount) draw();

@@ -12,6 +12,16 @@ export async function get(path, query) {
     location.reload(); // shows the page that asks for a key
     await new Promise(() => {});
   }
+  return answer(reply);
+}
+
+// Sends what only another key than the page's may send.
+export async function post(path, key, content) {
+  const headers = { accept: "application/json", "content-type": "application/json", authorization: `Bearer ${key}` };
+  return answer(await fetch(path, { method: "POST", headers, body: JSON.stringify(content) }).catch(() => { throw new Error(GONE); }));
+}
+
+async function answer(reply) {
   const body = await reply.json();
   if (!reply.ok) throw new Error(body?.error?.message ?? `The server answered ${reply.status}.`);
   return body;

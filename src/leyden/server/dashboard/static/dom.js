@@ -122,3 +122,24 @@ export function totals(counts) {
 export function title(text) {
   document.title = `${text} · Leyden`;
 }
+
+const FIELD = /"((?:[^"\\]|\\.)*)":\s*("(?:[^"\\]|\\.)*"?|[^\s"{[][^,}\]]*)/g;
+
+// The texts and numbers in the beginning of a JSON object, which may be cut anywhere, without its `id`; other JSON as a text.
+export function plain(json) {
+  const text = (value) => {
+    try {
+      const read = JSON.parse(value);
+      return typeof read === "object" ? value : String(read);
+    } catch {
+      return value.replace(/^"/, "").replace(/\\n/g, " ").replace(/\\(.)/g, "$1");
+    }
+  };
+  const fields = json.startsWith("{") ? [...json.matchAll(FIELD)].filter(([, name]) => name !== "id") : [];
+  return fields.length ? fields.map(([, , value]) => text(value)).join(" · ") : text(json);
+}
+
+// The id of a task; the beginning of its input where it was given none, so that its id is a digest.
+export function taskName(id, input) {
+  return /^[0-9a-f]{16}$/.test(id) ? input.slice(0, 24) || id : id;
+}

@@ -1,7 +1,7 @@
 // One rollout: what happened when, the conversation with its tokens, rewards and credit, and its group.
 
 import { badge, duration, fact, h, moment, number, plural, replace, svg, title, whole } from "./dom.js";
-import { follow, get, runPath, touched } from "./data.js";
+import { follow, get, post, runPath, touched } from "./data.js";
 
 const SHADES = [["logprob", "logprob"], ["advantage", "advantage"], ["staleness", "staleness"], ["none", "no shading"]];
 
@@ -22,11 +22,12 @@ export async function show(main, { params: [run, id], query, signal }) {
   const head = h("div");
   const trace = h("div");
   const rest = h("div");
+  const branch = branching(run, base, () => view, draw);
   const panels = [sideBySide(run, base, () => view, () => shade), tree(run, () => view)];
 
   function draw() {
     replace(legend, LEGENDS[shade]);
-    replace(conversation, view.calls.length ? view.calls.map((call, index) => showCall(view, call, index, shade)) : h("p", { class: "empty" }, "The agent made no model call in this attempt."));
+    replace(conversation, view.calls.length ? view.calls.map((call, index) => showCall(view, call, index, shade, branch)) : h("p", { class: "empty" }, "The agent made no model call in this attempt."));
     panels.forEach((panel) => panel.redraw?.());
   }
 
@@ -121,7 +122,7 @@ function column(base, view, own, shade) {
   return h("section", { class: `column${own ? " own" : ""}` },
     h("header", {}, link, badge(attempt.outcome?.ending ?? "running"), h("b", {}, number(rollout.reward)), h("span", { class: "soft" }, plural(view.calls.length, "call"))),
     view.calls.map((call, index) => h("div", { class: "answer" },
-      h("span", { class: "soft" }, `${index + 1}${call.role ? ` · ${call.role}` : ""}${call.credit?.advantage === undefined || call.credit.advantage === null ? "" : ` · advantage ${number(call.credit.advantage)}`}`),
+      h("span", { class: "soft" }, `${index + 1}${speaker(view, call)}${call.credit?.advantage === undefined || call.credit.advantage === null ? "" : ` · advantage ${number(call.credit.advantage)}`}`),
       h("div", { class: "text tokens" }, call.tokens.length ? call.tokens.map((token) => showToken(token, call, view, shade)) : messageText(call.response)))),
     attempt.result !== null && h("div", { class: "answer" }, h("span", { class: "soft" }, "result"), h("div", { class: "text" }, pretty(attempt.result))),
     attempt.outcome?.message && h("div", { class: "answer bad" }, attempt.outcome.message.split("\n")[0]));
@@ -134,7 +135,7 @@ const MOST_SPANS = 400;
 function waterfall(view) {
   const rows = [{ id: "agent", parent: null, name: `agent · attempt ${view.attempt.number}`, from: view.attempt.started, to: view.attempt.ended ?? Date.now() / 1000, kind: view.attempt.outcome && view.attempt.outcome.ending !== "succeeded" ? "error" : "agent", note: "" }];
   for (const span of view.spans) rows.push({ id: span.span_id, parent: span.parent_id, name: span.name, from: span.start_ns / 1e9, to: span.end_ns / 1e9, kind: span.status === "error" ? "error" : "span", note: span.status_message ?? "" });
-  for (const call of view.calls) rows.push({ id: `call ${call.id}`, parent: call.span, name: `model${call.role ? ` · ${call.role}` : ""} · ${plural(call.tokens.length, "token")}`, from: call.started, to: call.ended, kind: call.status === "ok" ? "call" : "error", note: call.finish, target: call.id });
+  for (const call of view.calls) rows.push({ id: `call ${call.id}`, parent: call.span, name: `model${speaker(view, call)} · ${plural(call.tokens.length, "token")}`, from: call.started, to: call.ended, kind: call.status === "ok" ? "call" : "error", note: call.finish, target: call.id });
   const known = new Map(rows.map((row) => [row.id, row]));
   const children = new Map();
   for (const row of rows) {
@@ -162,6 +163,11 @@ function waterfall(view) {
   rows.length > ordered.length && h("p", { class: "soft" }, `${whole(rows.length - ordered.length)} more spans are not drawn.`));
 }
 
+// Whose call it was: the role, and the policy if there are several.
+function speaker(view, call) {
+  return [...new Set([view.several && call.policy, call.role])].filter(Boolean).map((name) => ` · ${name}`).join("");
+}
+
 // Conversation
 
 const LEGENDS = {
@@ -171,22 +177,73 @@ const LEGENDS = {
   none: [],
 };
 
-function showCall(view, call, index, shade) {
+function showCall(view, call, index, shade, branch) {
   const rewards = view.rewards.filter((one) => one.call === call.id);
   const signals = view.signals.filter((one) => one.call === call.id);
   const { credit } = call;
   return h("article", { class: "call", id: `call-${call.id}` },
-    h("header", {}, h("b", {}, `call ${index + 1}`), call.role && h("span", { class: "role" }, call.role),
+    h("header", {}, h("b", {}, `call ${index + 1}`), view.several && h("span", { class: "policy" }, call.policy), call.role && !(view.several && call.role === call.policy) && h("span", { class: "role" }, call.role),
       h("span", { class: "soft" }, `${whole(call.prompt_tokens)} + ${whole(call.tokens.length)} tokens, ${call.prompt_origin}${call.origin_reason ? ` (${call.origin_reason})` : ""}, ${call.finish}, ${duration(call.ended - call.started)}`),
       credit && (credit.excluded ? h("span", { class: "chip warn" }, `left out: ${credit.excluded}`) : h("span", { class: `chip ${credit.advantage > 0 ? "good" : credit.advantage < 0 ? "bad" : ""}` }, `value ${number(credit.value)}, advantage ${number(credit.advantage)}, weight ${number(credit.weight)}, ${plural(credit.tokens, "token")}`)),
       untrained(call),
       !credit && call.untrainable && h("span", { class: "chip warn" }, `not trained on: ${call.untrainable}`),
       rewards.map((one) => h("span", { class: `chip ${one.value > 0 ? "good" : "bad"}`, title: one.why ?? "" }, `${one.name ?? "reward"} ${number((one.weight ?? 1) * one.value)}`)),
-      signals.map((one) => h("span", { class: "chip", title: one.why }, `${one.kind.replaceAll("_", " ")}${one.tool ? `: ${one.tool}` : ""}`))),
+      signals.map((one) => h("span", { class: "chip", title: one.why }, `${one.kind.replaceAll("_", " ")}${one.tool ? `: ${one.tool}` : ""}`)),
+      branch.button(call, index + 1)),
+    branch.panel(call),
     call.kept_messages > 0 && h("p", { class: "soft kept" }, `continues after ${plural(call.kept_messages, "message")}`),
     call.messages.map((message) => showMessage(message)),
     h("div", { class: "message assistant" }, h("span", { class: "who" }, "assistant"), h("div", { class: "text tokens" }, call.tokens.length ? call.tokens.map((token) => showToken(token, call, view, shade)) : messageText(call.response))),
     call.prompt !== null && h("details", { class: "exact" }, h("summary", {}, "new prompt tokens as the model saw them"), h("pre", {}, call.prompt)));
+}
+
+// Branching: the agent runs again, the record answers it up to a call, and a model goes on. Pages have a viewer's key:
+// a live server starts it only with the admin key, which is sent once and not kept.
+
+const SEEN_S = 120;
+
+function branching(run, base, current, redraw) {
+  const element = h("div", { class: "branch" });
+  let chosen = null;
+
+  async function choose(call, number) {
+    chosen = chosen === call.id ? null : call.id;
+    replace(element);
+    redraw();
+    if (chosen === null) return;
+    const [card, files, fleet] = await Promise.all([get(runPath(run, "/card")), get(runPath(run, "/files")), get("/api/fleet").catch(() => null)]);
+    const model = files.checkpoints.length || !card.model ? run : card.model;
+    const live = fleet !== null && fleet.engines.some((one) => !one.run) && fleet.workers.some((one) => one.seen > fleet.now - SEEN_S);
+    replace(element,
+      h("p", { class: "soft" }, `The agent runs again: ${number === 1 ? "call 1 is" : `calls 1 to ${number} are`} answered from this record, and the model goes on. In the folder of the configuration:`),
+      h("pre", {}, ["leyden", "replay", run, current().rollout.id, "--from", `${number}`, "--model", model].map(quoted).join(" ")),
+      live && start(number));
+  }
+
+  function start(number) {
+    const key = h("input", { type: "password", name: "admin key", autocomplete: "off", required: true, placeholder: "admin key", "aria-label": "Admin key" });
+    const said = h("span", { class: "soft", role: "status" });
+    return h("form", { onsubmit: async (event) => {
+      event.preventDefault();
+      const { task, attempt } = current();
+      const group = `branch-${Date.now().toString(36)}`;
+      try {
+        await post(runPath(run, "/groups"), key.value, { id: group, task, purpose: "dev", max_attempts: 1, origin: { attempt: attempt.id, calls: number } });
+        replace(said, "queued: ", h("a", { class: "code", href: `${base}/${group}.0` }, `${group}.0`));
+      } catch (error) {
+        replace(said, error.message);
+      }
+    } }, "Or now, by a worker of this server, outside of training: ", key, " ", h("button", {}, "Run"), " ", said);
+  }
+
+  return {
+    button: (call, number) => call.status === "ok" && current().attempt.number === current().attempts.length && h("button", { class: "quiet", "aria-expanded": String(chosen === call.id), onclick: () => choose(call, number) }, "branch here"),
+    panel: (call) => chosen === call.id && element,
+  };
+}
+
+function quoted(word) {
+  return /^[\w./:=@-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 }
 
 function showMessage(message) {
@@ -213,7 +270,8 @@ function untrained(call) {
 }
 
 function showToken([text, logprob, version, why], call, view, shade) {
-  const stale = version !== null && view.version !== null ? view.version - version : null;
+  const newest = view.versions[call.policy] ?? null;
+  const stale = version !== null && newest !== null ? newest - version : null;
   const advantage = call.credit?.advantage ?? null;
   const values = { logprob: logprob === null ? null : Math.min(1, -logprob / 4), staleness: stale === null ? null : Math.min(1, stale / 4), advantage };
   const value = values[shade] ?? null;

@@ -1,6 +1,6 @@
 // The rollouts of a run: filtered, sorted and paged by the server; failures grouped by message.
 
-import { badge, ENDINGS, h, moment, number, replace, title, totals, whole } from "./dom.js";
+import { badge, ENDINGS, h, moment, number, plain, replace, taskName, title, totals, whole } from "./dom.js";
 import { follow, get, runPath, touched } from "./data.js";
 import { header, showPager } from "./paging.js";
 
@@ -63,7 +63,7 @@ export async function show(main, { params: [run], query, signal, go }) {
       choice("purpose", "for", [["", "all"], ...Object.entries(facets.purposes).map(([name, count]) => [name, `${name} (${whole(count)})`])]),
       choice("ending", "outcome", [["", "all"], ...endings.map((name) => [name, `${name.replaceAll("_", " ")} (${whole(facets.endings[name])})`])]),
       facets.roles.length > 0 && choice("role", "role", [["", "all"], ...facets.roles.map((name) => [name, name])]),
-      h("label", {}, "text", h("input", { name: "text", type: "search", placeholder: "in question or answer", value: filter.text ?? "", onchange: (event) => change({ text: event.target.value }) })),
+      h("label", {}, "text", h("input", { name: "text", class: "long", type: "search", placeholder: "in question or answer", value: filter.text ?? "", onchange: (event) => change({ text: event.target.value }) })),
       ["step", "reward", "tokens"].map((name) => h("span", { class: "range" }, field(`${name}_from`, `${name} from`), field(`${name}_to`, "to"))),
       choice("sort", "sort", [["", "newest"], ["oldest", "oldest"], ["reward", "lowest reward"], ["-reward", "highest reward"], ["-tokens", "longest"], ["tokens", "shortest"], ["-calls", "most calls"], ["-step", "latest step"], ["step", "first step"], ["outcome", "outcome"]]),
       filter.message && h("button", { type: "button", class: "chip", onclick: () => change({ message: "" }) }, `message: ${filter.message.slice(0, 40)} ✕`),
@@ -82,26 +82,13 @@ export async function show(main, { params: [run], query, signal, go }) {
   }, signal);
 }
 
-// A question or an answer of one field is shown without the JSON around it.
-function plain(text) {
-  try {
-    const value = JSON.parse(text);
-    const values = value && typeof value === "object" ? Object.values(value) : [value];
-    return values.length === 1 && typeof values[0] !== "object" ? String(values[0]) : text;
-  } catch {
-    return text;
-  }
-}
-
-const digest = /^[0-9a-f]{16}$/; // the id of a task that was given none
-
 function row(path, one, found) {
   const question = plain(found.questions[one.task] ?? "");
   const answer = plain(found.answers[one.id] ?? "");
   const state = one.outcome?.ending ?? one.state;
   return h("tr", { "data-rollout": one.id },
     h("td", {}, h("a", { class: "row code", href: `${path}/${encodeURIComponent(one.id)}` }, one.id)),
-    h("td", { class: "soft clip less" }, h("a", { href: `${path}?task=${encodeURIComponent(one.task)}`, title: one.task }, digest.test(one.task) ? question.slice(0, 24) || one.task : one.task)),
+    h("td", { class: "soft clip less" }, h("a", { href: `${path}?task=${encodeURIComponent(one.task)}`, title: one.task }, taskName(one.task, question))),
     h("td", { class: "clip less", title: question }, question),
     h("td", { class: "clip", title: answer }, answer),
     h("td", { class: "soft less" }, one.purpose),

@@ -48,6 +48,14 @@ const BY_LABEL = [
 ];
 const NAMES = [...new Set(CHARTS.flatMap(([, metrics]) => metrics.map(([name]) => name))), "reward/*", "held_out/*", "advantage/*", "length/*", "signals/*", "rollouts/requested", "calls/trained"];
 
+// Charts with a line for each policy of a run that trains several: metric, title, options.
+const BY_POLICY = [
+  ["reward/own", "own training reward by policy", {}],
+  ["training/entropy", "entropy by policy", { zero: true, unit: "nats" }],
+  ["training/kl_start", "divergence from the starting model by policy", { zero: true, unit: "nats a token" }],
+  ["tokens/trained", "tokens trained on by policy", { zero: true }],
+];
+
 const POINTS = 200; // of each curve: a point for every second or third pixel
 
 export async function show(main, { params: [run], signal, go }) {
@@ -60,11 +68,23 @@ export async function show(main, { params: [run], signal, go }) {
 
   const view = chartView(() => showCurves().catch(() => {}));
   let clock = null;
+  let policies = [];
+  let policy = ""; // whose metrics the charts show, if there are several
+  const chooser = h("select", { "aria-label": "Policy", onchange: () => {
+    policy = chooser.value;
+    showCurves().catch(() => {});
+  } });
 
   async function showFacts() {
     const [card, ends] = await Promise.all([get(runPath(run, "/card")), get(runPath(run, "/step_times"), { points: POINTS })]);
     if (signal.aborted) return;
     clock = clockOf(ends, card.created);
+    if (!policies.length && Object.keys(card.policies).length > 1) {
+      policies = Object.keys(card.policies);
+      [policy] = policies;
+      replace(chooser, policies.map((name) => h("option", { value: name }, `policy ${name}`)));
+      view.element.prepend(chooser);
+    }
     const left = card.state === "running" ? timeLeft(ends, card.steps - card.step) : null;
     replace(head, h("h1", {}, run), badge(card.state), h("span", { class: "soft" }, card.model ?? ""), h("span", { class: "grow" }),
       h("a", { class: "button", href: `${path}/rollouts` }, "Rollouts"));
@@ -74,6 +94,7 @@ export async function show(main, { params: [run], signal, go }) {
       fact("best", withError(card.best, card.best_error), card.best_step !== null && h("span", { class: "soft" }, ` at step ${card.best_step}`)),
       fact("rollouts", whole(totals(card.rollouts).all)),
       fact("outcomes", ENDINGS.filter((name) => card.rollouts[name]).map((name) => h("a", { class: "count", href: `${path}/rollouts?ending=${name}` }, badge(name), ` ${whole(card.rollouts[name])}`))),
+      policies.length > 1 && fact("versions", Object.entries(card.policies).map(([name, version]) => `${name} ${version}`).join(", ")),
       fact("calls", compact(card.calls)),
       fact("sampled tokens", compact(card.tokens)),
       fact("started", moment(card.created)),
@@ -83,11 +104,18 @@ export async function show(main, { params: [run], signal, go }) {
 
   async function showCurves() {
     const part = { points: POINTS, ...view.steps(clock) };
-    const [found, rewards] = await Promise.all([get(runPath(run, "/series"), { names: NAMES.join(","), ...part }), get(runPath(run, "/rewards"), part)]);
+    const compared = BY_POLICY.map(([metric]) => metric).join(",");
+    const [found, rewards, ...each] = await Promise.all([get(runPath(run, "/series"), { names: NAMES.join(","), policy, ...part }), get(runPath(run, "/rewards"), part),
+      ...policies.map((name) => get(runPath(run, "/series"), { names: compared, policy: name, ...part }))]);
     if (signal.aborted) return;
     const draw = (options) => chart({ view, clock, ...options });
-    const csv = (names) => `${runPath(run, "/series.csv")}?${new URLSearchParams({ names: names.join(","), points: 100000 })}`;
+    const csv = (names) => `${runPath(run, "/series.csv")}?${new URLSearchParams({ names: names.join(","), policy, points: 100000 })}`;
     const drawn = [draw(rewardChart(found, rewards, openStep("train"), csv)), draw(heldOutChart(rewards, openStep("eval"), csv))];
+    for (const [metric, title, options] of policies.length > 1 ? BY_POLICY : []) {
+      const lines = policies.flatMap((name, index) => each[index][metric] ? [{ name, colour: index, ...each[index][metric] }] : []);
+      if (lines.length) drawn.push(draw({ title, lines, ...options, open: openStep("train") }));
+    }
+    const shared = drawn.length;
     for (const [name, metrics, options] of CHARTS) {
       const lines = metrics.flatMap(([metric, label, colour], index) => found[metric] ? [{ name: label, colour: colour ?? index, ...found[metric] }] : []);
       if (!lines.length) continue;
@@ -99,7 +127,7 @@ export async function show(main, { params: [run], signal, go }) {
     for (const [prefix, title, options] of BY_LABEL) {
       const labels = Object.keys(found).filter((name) => name.startsWith(prefix)).map((name) => name.slice(prefix.length));
       labels.sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
-      if (labels.length > 1) drawn.splice(2, 0, draw({ title, lines: labels.map((label, index) => ({ name: label, colour: index, ...found[prefix + label] })), ...options, open: openStep("train"), download: csv([`${prefix}*`]) }));
+      if (labels.length > 1) drawn.splice(shared, 0, draw({ title, lines: labels.map((label, index) => ({ name: label, colour: index, ...found[prefix + label] })), ...options, open: openStep("train"), download: csv([`${prefix}*`]) }));
     }
     replaceCharts(plots, drawn);
   }

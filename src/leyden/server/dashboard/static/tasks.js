@@ -1,6 +1,6 @@
 // The tasks of a run by success rate: which it cannot solve yet, which it always solves, and which teach.
 
-import { h, number, replace, title, whole } from "./dom.js";
+import { h, number, plain, replace, taskName, title, whole } from "./dom.js";
 import { follow, get, runPath, touched } from "./data.js";
 import { header, showPager } from "./paging.js";
 
@@ -40,9 +40,10 @@ export async function show(main, { params: [run], query, signal, go }) {
 }
 
 function row(path, one) {
+  const input = plain(one.input);
   return h("tr", { "data-task": one.id },
-    h("td", { class: "clip" }, h("a", { class: "row code", href: `${path}/rollouts?${new URLSearchParams({ task: one.id, purpose: one.purpose })}` }, one.id)),
-    h("td", { class: "clip soft less" }, one.input),
+    h("td", { class: "clip" }, h("a", { class: "row code", href: `${path}/rollouts?${new URLSearchParams({ task: one.id, purpose: one.purpose })}`, title: one.id }, taskName(one.id, input))),
+    h("td", { class: "clip soft less", title: input }, input),
     h("td", { class: "soft less" }, one.purpose),
     h("td", { class: "num" }, number(one.success)),
     h("td", { class: "num" }, number(one.reward)),

@@ -27,7 +27,7 @@ export async function show(main, { signal }) {
       h("h2", {}, "Workers"),
       fleet.workers.length ? table(["worker", "last seen", "attempts now", "oldest lease", "busy cores", "memory", "ended in ten minutes"], fleet.workers.map((one) => [
         h("span", { class: "code" }, one.id), ago(one.seen), whole(one.leases), one.oldest ? duration(fleet.now - one.oldest) : "–",
-        one.use ? [number(one.use.cores, 1), one.use.gpu !== undefined && h("span", { class: "soft" }, ` GPU ${Math.round(100 * one.use.gpu)} %`)] : "–", one.use ? `${number(one.use.memory_gb, 1)} GB` : "–",
+        one.use ? [one.use.cores.toFixed(1), one.use.gpu !== undefined && h("span", { class: "soft" }, ` GPU ${Math.round(100 * one.use.gpu)} %`)] : "–", one.use ? `${one.use.memory_gb.toFixed(1)} GB` : "–",
         Object.entries(one.ended).map(([ending, count]) => h("span", { class: "count" }, badge(ending), ` ${whole(count)} `)),
       ])) : h("p", { class: "soft" }, "No worker was seen in the last day."),
       h("h2", {}, "Active attempts"),

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from leyden.api.wire import CallTimes
 from leyden.episodes import Episode
-from leyden.records import Attempt, Call, CallStatus, Purpose, RunSettings, WaitInterval, rollout_of
+from leyden.records import Attempt, Call, CallStatus, Purpose, RunSettings, WaitInterval
 from leyden.server.gateway.calls.replay import Replay
 from leyden.server.gateway.calls.waiting import WaitTimer, total_s
 from leyden.server.gateway.errors import ErrorKind, GatewayError
@@ -45,8 +45,8 @@ class AttemptCalls:
         """False for calls outside rollouts."""
         self.index = PrefixIndex() if episode is None else PrefixIndex.from_episode(episode)
         made = () if episode is None else episode.calls
-        self.sampled_tokens = sum(map(self._sampled_tokens, made))
-        """Tokens that count for `max_tokens`: all but those that another rollout sampled."""
+        self.sampled_tokens = sum(len(call.completion_ids) for call in made)
+        """Tokens that count for `max_tokens`, also those that it replays: their rollout had no more left."""
         self.replay = replay
         """What its next calls may replay; None: they are sampled."""
         self._waits = [wait for call in made for wait in call.waits]
@@ -71,10 +71,11 @@ class AttemptCalls:
         saving = (wait for timer in self._saving for wait in timer.intervals())
         return total_s((*self._waits, *in_flight, *saving))
 
-    def start(self, choices: int) -> int:
+    def start(self, choices: int, replayed: bool = False) -> int:
         """Start a request if the rollout's limits allow it; return how many calls had started before.
 
-        Requests made at the same time cannot exceed `max_calls` together; tokens count only when they are recorded.
+        Requests made at the same time cannot exceed `max_calls` together; tokens count only when they are recorded. So
+        a recorded rollout may have begun calls at the same time that one which replays it begins one after the other.
         """
         if self._closed is not None:
             if self._closed.kind is ErrorKind.FORBIDDEN:
@@ -86,7 +87,7 @@ class AttemptCalls:
             self.limit_reached = True
             message = f"this rollout has made {self.index.started} of its {max_calls} calls (max_calls)"
             raise GatewayError(ErrorKind.BUDGET_EXCEEDED, message)
-        if max_tokens is not None and self.sampled_tokens >= max_tokens:
+        if max_tokens is not None and self.sampled_tokens >= max_tokens and not replayed:
             self.limit_reached = True
             raise GatewayError(
                 ErrorKind.BUDGET_EXCEEDED, f"this rollout has sampled its {max_tokens} tokens (max_tokens)"
@@ -117,15 +118,11 @@ class AttemptCalls:
     def add(self, call: Call, history: History) -> None:
         """Add a call that is recorded."""
         self.index.add(call, history)
-        self.sampled_tokens += self._sampled_tokens(call)
+        self.sampled_tokens += len(call.completion_ids)
         self._waits += call.waits
         self.limit_reached |= call.status is CallStatus.CUT
         if call.status in (CallStatus.OK, CallStatus.CUT):
             self._answered(call.started)
-
-    def _sampled_tokens(self, call: Call) -> int:
-        own = call.origin is None or rollout_of(call.origin) == self.attempt.rollout
-        return len(call.completion_ids) if own else 0
 
     @contextmanager
     def catching_failure(self) -> Iterator[None]:

@@ -10,23 +10,14 @@ from msgspec import Struct
 WINDOW_S = 60
 
 
-class _Second(Struct):
-    """The counts of one second."""
+class LoadCounts(Struct):
+    """What an engine did in a second, or in the last minute."""
 
-    at: int
     calls: int = 0
-    failed: int = 0
-    tokens: int = 0
-
-
-class RecentLoad(Struct, frozen=True):
-    """Totals of the last minute."""
-
-    calls: int
     """Calls that have ended."""
-    failed: int
+    failed: int = 0
     """Those among them that ended with an error of the engine."""
-    tokens: int
+    tokens: int = 0
 
 
 class EngineLoad:
@@ -36,7 +27,7 @@ class EngineLoad:
         self.running = 0
         """Calls that run now."""
         self._clock = clock
-        self._seconds: deque[_Second] = deque(maxlen=WINDOW_S)
+        self._seconds: deque[tuple[int, LoadCounts]] = deque(maxlen=WINDOW_S)
 
     @contextmanager
     def call(self, *errors: type[Exception]) -> Iterator[None]:
@@ -58,14 +49,14 @@ class EngineLoad:
         """Count sampled tokens."""
         self._now().tokens += count
 
-    def recent(self) -> RecentLoad:
+    def recent(self) -> LoadCounts:
         """Return the totals of the last minute."""
         since = int(self._clock()) - WINDOW_S
-        kept = [one for one in self._seconds if one.at > since]
-        return RecentLoad(*(sum(getattr(one, name) for one in kept) for name in RecentLoad.__struct_fields__))
+        kept = [counts for at, counts in self._seconds if at > since]
+        return LoadCounts(*(sum(getattr(one, name) for one in kept) for name in LoadCounts.__struct_fields__))
 
-    def _now(self) -> _Second:
+    def _now(self) -> LoadCounts:
         at = int(self._clock())
-        if not self._seconds or self._seconds[-1].at != at:
-            self._seconds.append(_Second(at))
-        return self._seconds[-1]
+        if not self._seconds or self._seconds[-1][0] != at:
+            self._seconds.append((at, LoadCounts()))
+        return self._seconds[-1][1]

@@ -117,6 +117,7 @@ class RecordedAnswer(Struct, frozen=True, kw_only=True):
     logprobs: tuple[float, ...] | None = None
     allowed: tuple[float, ...] | None = None
     versions: tuple[VersionRun, ...] = ()
+    usage: Any = None
     context_tail: int = 0
     waits: tuple[WaitInterval, ...] = ()
     complete: bool = True
@@ -205,6 +206,7 @@ class CallRecording:
             versions=answer.versions,
             sampling=self._sampling,
             response=answer.response,
+            usage=answer.usage,
             started=self._started,
             ended=time.time(),
             context_tail=answer.context_tail,

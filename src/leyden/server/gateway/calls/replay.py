@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 
 from leyden.engine.protocol import TokenChunk
 from leyden.episodes import Episode
-from leyden.records import Attempt, Call, CallStatus, Sampling
+from leyden.records import Attempt, Call, Sampling
 from leyden.server.gateway.dialects.types import GenerationRequest, Message
 from leyden.server.gateway.prompts.history import History, meanings
 from leyden.server.gateway.prompts.prompt import Prompt
@@ -47,13 +47,15 @@ class Replay:
         """By the id of the first, the calls of each request that were not replayed yet."""
         self._by_content: dict[bytes, list[str]] = {}
         self._sampled = False
+        self.reports_allowed_mass = any(any(call.allowed or ()) for call in recorded.calls)
+        """Whether the engine that sampled the calls could constrain them in a rollout that is trained on."""
         requests: dict[str, list[Call]] = {}
         for call in recorded.calls:
             requests.setdefault(call.parent if call.choice and call.parent else call.id, []).append(call)
         in_reach = {call.id for call in recorded.calls[:calls]}
         for id, answers in requests.items():
             ids = self._by_content.setdefault(_recorded_content(whole, answers), [])
-            if id in in_reach and all(answer.status is CallStatus.OK for answer in answers):
+            if id in in_reach and all(map(recorded.stands, answers)):
                 self._waiting[id] = tuple(replace(one, origin=one.origin or recorded.attempt.id) for one in answers)
                 ids.append(id)
         for call in made:
@@ -146,7 +148,7 @@ class RecordedAnswers(Struct, frozen=True):
         answers = [
             {"index": call.choice, "message": call.response, "finish_reason": call.finish} for call in self.calls
         ]
-        yield {"choices": answers}
+        yield {"choices": answers, "usage": self.calls[0].usage}
 
 
 def _recorded_content(episode: Episode, answers: Sequence[Call]) -> bytes:

@@ -16,39 +16,31 @@ class Scheduler:
     """
 
     def __init__(self, slots: int = 256, max_waiting: int = 8192, max_wait_s: float = 600.0) -> None:
-        self._slots = self._free = slots
+        self.slots = self._free = slots
+        """How many calls can run concurrently, and how many more can now."""
         self._max_waiting = max_waiting
         self._max_wait_s = max_wait_s
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         """By rollout, the calls that wait; the rollout that is next comes first."""
         self.waiting = 0
         """How many calls wait."""
-        self._held = False
+        self.held = False
+        """Whether no slot is granted."""
         self._running: set[WaitTimer] = set()
-
-    @property
-    def slots(self) -> int:
-        """How many calls can run concurrently."""
-        return self._slots
 
     @property
     def running(self) -> int:
         """How many calls have a slot."""
-        return self._slots - self._free
-
-    @property
-    def held(self) -> bool:
-        """Whether no slot is granted."""
-        return self._held
+        return self.slots - self._free
 
     @property
     def queue_pressure(self) -> float | None:
         """Waiting calls per slot; None while on hold, when the queue says nothing about the load."""
-        return None if self._held else self.waiting / self._slots
+        return None if self.held else self.waiting / self.slots
 
     @property
     def _has_free_slot(self) -> bool:
-        return self._free > 0 and not self._held and not self._waiting
+        return self._free > 0 and not self.held and not self._waiting
 
     def refuse_if_full(self) -> None:
         """Raise if the queue is full. Checked before an answer starts, so that the caller gets a proper status."""
@@ -66,7 +58,7 @@ class Scheduler:
         finally:
             timer.end("scheduler")
         self._running.add(timer)
-        if self._held:  # since the slot was granted
+        if self.held:  # since the slot was granted
             timer.begin("scheduler")
         try:
             yield
@@ -78,13 +70,13 @@ class Scheduler:
 
     def hold(self) -> None:
         """Grant no slot until `resume`, for a change of weights. Calls that have a slot keep it and finish."""
-        self._held = True
+        self.held = True
         for timer in self._running:
             timer.begin("scheduler")
 
     def resume(self) -> None:
         """Grant slots again, in the order of the queue."""
-        self._held = False
+        self.held = False
         for timer in self._running:
             timer.end("scheduler")
         self._grant_slots()
@@ -120,7 +112,7 @@ class Scheduler:
                 del self._waiting[rollout]
 
     def _grant_slots(self) -> None:
-        while self._free > 0 and not self._held and self._waiting:
+        while self._free > 0 and not self.held and self._waiting:
             rollout, queue = next(iter(self._waiting.items()))
             granted = queue.popleft()
             self.waiting -= 1

@@ -31,11 +31,6 @@ class AnswerParts:
         """Whether it has text other than reasoning."""
         return bool(self._texts.get("content"))
 
-    @property
-    def has_calls(self) -> bool:
-        """Whether it has tool calls."""
-        return "tool_calls" in self.message
-
     def join(self) -> None:
         """Write the texts into the message."""
         for field, parts in self._texts.items():

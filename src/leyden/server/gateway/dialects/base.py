@@ -21,13 +21,15 @@ class AnswerWriter(Protocol):
         """Return the JSON body for all the events of an answer."""
 
     def stream_start(self) -> bytes:
-        """Return what a stream sends before the first event."""
+        """Return what a stream sends before the first event, if anything."""
+        return b""
 
     def stream_event(self, event: AnswerEvent) -> bytes:
         """Return what a stream sends for one event; empty if it sends nothing."""
 
     def stream_end(self) -> bytes:
-        """Return what a stream sends after the last event; not called after an error."""
+        """Return what a stream sends after the last event, if anything; not called after an error."""
+        return b""
 
     def stream_error(self, error: GatewayError) -> bytes:
         """Return the last event of a stream that fails."""
@@ -101,7 +103,8 @@ class Dialect(Protocol):
 
     @property
     def extra_routes(self) -> Sequence[DialectRoute]:
-        """The other routes of the API: model lists, token counts, stored answers."""
+        """The other routes of the API, if any: model lists, token counts, stored answers."""
+        return ()
 
     async def read(self, call: RouteRequest, access: ModelAccess) -> DialectRequest:
         """Read a request to `path`; raise `GatewayError` for one that cannot be served."""

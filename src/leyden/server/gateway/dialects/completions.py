@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
+from leyden.server.gateway.dialects.base import Dialect, DialectRequest, ModelAccess, RouteRequest
 from leyden.server.gateway.dialects.encoding import decode_body, given_of, sse_event
 from leyden.server.gateway.dialects.openai_error import openai_error
 from leyden.server.gateway.dialects.openai_parameters import SamplingParameters
@@ -59,16 +59,11 @@ class CompletionRequest(SamplingParameters, frozen=True, kw_only=True):
         return bool(self.echo) and self.logprobs is not None
 
 
-class CompletionsDialect:
+class CompletionsDialect(Dialect):
     """Serves /v1/completions."""
 
     path = "/completions"
     header = None
-
-    @property
-    def extra_routes(self) -> Sequence[DialectRoute]:
-        """None."""
-        return ()
 
     async def read(self, call: RouteRequest, access: ModelAccess) -> DialectRequest:
         """Read a completion request; each of its prompts becomes a `GenerationRequest`."""

@@ -106,7 +106,14 @@ class Relay:
         return events
 
     def _recorded(self) -> list[RecordedAnswer]:
-        return [RecordedAnswer(response=answer.message, finish=answer.finish or "stop") for answer in self._answers]
+        return [
+            RecordedAnswer(
+                response=answer.message,
+                finish=answer.finish or "stop",
+                usage=(self._usage or None) if answer.choice == 0 else None,
+            )
+            for answer in self._answers
+        ]
 
 
 def relayed_prompt(index: PrefixIndex, request: GenerationRequest, policy: str) -> Prompt:

@@ -67,9 +67,13 @@ def _user_messages(content: dict[str, Any], field: str, unanswered: dict[str, st
     """Split a user's content into tool messages and one user message."""
     results: list[Message] = []
     texts: list[str] = []
+    read: list[dict[str, Any]] = []
     for part, part_field in _parts(content, field):
         match part:
+            case {"function_response": {"id": str()} as result} if result in read:
+                pass  # gemini-cli writes each result twice when it resumes a session
             case {"function_response": {"name": str()} as result}:
+                read.append(result)
                 id = answered_call(result, unanswered, f"{part_field}.function_response")
                 unanswered.pop(id, None)
                 results.append({"role": "tool", "tool_call_id": id, **_result(result.get("response"))})

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from leyden.server.gateway.dialects.base import AnswerWriter
 from leyden.server.gateway.dialects.encoding import sse_event
 from leyden.server.gateway.dialects.google.errors import google_error
 from leyden.server.gateway.dialects.tool_input import input_of
@@ -22,7 +23,7 @@ from leyden.server.gateway.dialects.types import (
 from leyden.server.gateway.errors import GatewayError
 
 
-class GoogleWriter:
+class GoogleWriter(AnswerWriter):
     """Writes candidates. Function calls are written when they are complete, as in Google's service."""
 
     def __init__(self, request: GenerationRequest, shows_thoughts: bool, started: AnswerStarted) -> None:
@@ -51,10 +52,6 @@ class GoogleWriter:
             candidate |= self._logprobs(sampled)
         return self._response(candidates)
 
-    def stream_start(self) -> bytes:
-        """Write nothing: every chunk is complete in itself."""
-        return b""
-
     def stream_event(self, event: AnswerEvent) -> bytes:
         """Write a chunk with one part; the last of a candidate has no text, the reason of its end and the usage."""
         if isinstance(event, AnswerFinished):
@@ -67,10 +64,6 @@ class GoogleWriter:
         if part[1].get("text") == "" and not logprobs:
             return b""
         return sse_event(self._response([_candidate(part[0], [part[1]]) | logprobs]))
-
-    def stream_end(self) -> bytes:
-        """Write nothing: the stream just ends."""
-        return b""
 
     def stream_error(self, error: GatewayError) -> bytes:
         """Write the error as the last event."""

@@ -79,14 +79,9 @@ def shows_thinking(thinking: Any) -> bool:
 
 def read_prompt(request: CountRequest) -> GenerationRequest:
     """Read the fields that make up a prompt."""
-    unsupported = {
-        "thread": request.thread,
-        "compaction": request.compaction,
-        "mcp_servers": request.mcp_servers,
-    }
-    for param, given in unsupported.items():
-        if given:
-            raise GatewayError(ErrorKind.INVALID, _UNSUPPORTED[param], param)
+    for param, why in _UNSUPPORTED.items():
+        if getattr(request, param):
+            raise GatewayError(ErrorKind.INVALID, why, param)
     tools = [_read_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools or ())]
     reader = MessageReader({tool["function"]["name"]: tool for tool in tools})
     if request.system:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from leyden.server.gateway.dialects.base import AnswerWriter
 from leyden.server.gateway.dialects.encoding import sse_event
 from leyden.server.gateway.dialects.messages.errors import anthropic_error
 from leyden.server.gateway.dialects.tool_input import ToolInput, input_of
@@ -28,7 +29,7 @@ _BLOCKS: dict[str, dict[str, Any]] = {
 }
 
 
-class MessagesWriter:
+class MessagesWriter(AnswerWriter):
     """Writes a message, whole or as events. The content is a list of blocks; one block at a time is open.
 
     As in Anthropic's service, thinking is shown only if the request asks for it.
@@ -83,10 +84,6 @@ class MessagesWriter:
             case AnswerFinished():
                 ending = _event("message_delta", delta=_stop_reason(event), usage=_usage(event))
                 return self._close_block() + ending + _event("message_stop")
-        return b""
-
-    def stream_end(self) -> bytes:
-        """Write nothing: `message_stop` is the last event."""
         return b""
 
     def stream_error(self, error: GatewayError) -> bytes:

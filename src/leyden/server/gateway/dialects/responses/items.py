@@ -127,7 +127,7 @@ class _ItemReader:
 
 def _begun(answer: AnswerParts, holds: str) -> bool:
     """Whether an item of this kind cannot be part of an answer any more."""
-    return answer.has_text or (holds == "reasoning_content" and answer.has_calls)
+    return answer.has_text or (holds == "reasoning_content" and "tool_calls" in answer.message)
 
 
 def _joined(parts: Any, field: str) -> str:

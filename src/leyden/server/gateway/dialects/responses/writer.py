@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from leyden.server.gateway.dialects.base import AnswerWriter
 from leyden.server.gateway.dialects.encoding import sse_event
 from leyden.server.gateway.dialects.responses.objects import ResponseHead, Status
 from leyden.server.gateway.dialects.responses.output import ResponseOutput, WireEvent
@@ -21,7 +22,7 @@ def new_output(call: str, request: ResponseParameters, given: dict[str, GivenToo
     return ResponseOutput(call, given, summary=request.summarises_reasoning, encrypted=encrypted)
 
 
-class ResponseWriter:
+class ResponseWriter(AnswerWriter):
     """Writes one response. It numbers the events of a stream from 0."""
 
     def __init__(self, call: str, request: ResponseParameters, given: dict[str, GivenTool]) -> None:
@@ -51,10 +52,6 @@ class ResponseWriter:
             response = self._finished(event)
             written += self._events([(response["status"], {"response": response})])
         return written
-
-    def stream_end(self) -> bytes:
-        """Write nothing: the response was the last event."""
-        return b""
 
     def stream_error(self, error: GatewayError) -> bytes:
         """Write the response as failed, with the items so far."""

@@ -1,0 +1,149 @@
+"""Serves the LoRA adapters of one or more policies beside one base, in one vLLM server.
+
+A request names its adapter by policy and version, so one is published while the requests of other policies go on: only
+those of its own policy must be held. Published adapters are copied, and a restarted vLLM gets all of them again.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from leyden.engine.protocol import EngineError, LoraWeights, ModelWeights, Publication, VllmAddress
+from leyden.engine.remote import SeparateEngine
+from leyden.engine.vllm.backend import Weights
+from leyden.engine.vllm.launch import VllmOptions
+from leyden.engine.vllm.serving import ServedVllm
+from leyden.engine.weight_files import WeightFiles
+
+Adapter = Callable[[], LoraWeights | None]
+
+
+class PublishedAdapter(Struct, frozen=True):
+    """The adapter that a policy is served with."""
+
+    weights: LoraWeights
+    version: int
+
+
+class AdapterServer(ServedVllm):
+    """A vLLM server with an adapter for each of some policies."""
+
+    _keeps_weights = True
+
+    def __init__(
+        self,
+        options: VllmOptions,
+        log: Path,
+        base: Weights,
+        adapters: Mapping[str, tuple[Adapter, int]],
+        *,
+        files: WeightFiles,
+        **settings: Any,
+    ) -> None:
+        """`base` are the weights of the model's folder. `adapters` are those to start with, by policy, with versions.
+
+        `settings` are those of any vLLM server.
+        """
+        super().__init__(options, log, files, **settings)
+        self._base, self._first = base, adapters
+        self._adapters: dict[str, PublishedAdapter] = {}
+        self._starting: asyncio.Task[None] | None = None
+
+    def address_of(self, policy: str) -> VllmAddress:
+        """Return how a server process reaches a policy, with the version that it has or gets next."""
+        known = self._adapters.get(policy)
+        version = self._first[policy][1] if known is None else known.version
+        return replace(self._address, version=version, adapter=policy)
+
+    async def start(self) -> None:
+        """Start vLLM with all adapters, once: every policy asks for it."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        await self._starting
+
+    async def _start(self) -> None:
+        for policy, (adapter, version) in self._first.items():
+            self._adapters[policy] = PublishedAdapter(await asyncio.to_thread(_copy, adapter), version)
+        await super().start()
+
+    async def publish(self, policy: str, adapter: Adapter, version: int) -> Publication:
+        """Send an adapter to vLLM. The server must hold the policy's calls meanwhile.
+
+        With several policies vLLM has room for one adapter more, so that none of those in use is moved.
+        """
+        started = time.monotonic()
+        copy = await asyncio.to_thread(_copy, adapter)
+        async with self._lock:
+            self._adapters[policy] = PublishedAdapter(copy, version)
+        if len(self._adapters) == 1:
+            sent = await self._deliver_or_recover()
+        else:
+            sent = await self._load_or_recover(policy)
+        return Publication(time.monotonic() - started, sent)
+
+    async def _load_or_recover(self, policy: str) -> int:
+        try:
+            async with self._lock:
+                return await self._load(policy)
+        except EngineError:
+            if not await self._server.recovered():
+                raise
+            return 0
+
+    async def _send(self) -> int:
+        return sum([await self._load(policy) for policy in self._adapters])
+
+    async def _load(self, policy: str) -> int:
+        known = self._adapters[policy]
+        return await self._publisher.send_adapter(policy, known.weights, self._base, known.version)
+
+
+class AdapterBackend(SeparateEngine):
+    """One policy of an `AdapterServer`, as an engine."""
+
+    def __init__(self, server: AdapterServer, policy: str) -> None:
+        self._server, self._policy = server, policy
+        self.sleeps_while_training = server.sleeps_while_training
+        """Whether the trainer must call `sleep` before it computes."""
+
+    @property
+    def address(self) -> VllmAddress:
+        """How a server process reaches the policy."""
+        return self._server.address_of(self._policy)
+
+    @property
+    def is_down(self) -> bool:
+        """Whether vLLM is being restarted."""
+        return self._server.is_down
+
+    async def start(self) -> None:
+        """Start vLLM, unless another policy has."""
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Stop vLLM, for all policies."""
+        await self._server.stop()
+
+    async def wait_failed(self) -> NoReturn:
+        """Wait until vLLM has failed and is not restarted, and raise `EngineError` with the reason."""
+        await self._server.wait_failed()
+
+    async def sleep(self) -> None:
+        """Free vLLM's memory until the next publication."""
+        await self._server.sleep()
+
+    async def publish(self, weights: ModelWeights, version: int) -> Publication:
+        """Serve an adapter. The server must hold the policy's calls meanwhile."""
+        return await self._server.publish(self._policy, weights.adapter, version)
+
+
+def _copy(adapter: Adapter) -> LoraWeights:
+    """Copy an adapter to the host: the trainer goes on with its own."""
+    found = adapter()
+    assert found is not None
+    return LoraWeights(found.rank, {name: each.detach().to("cpu", copy=True) for name, each in found.tensors.items()})

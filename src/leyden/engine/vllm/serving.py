@@ -1,0 +1,133 @@
+"""Runs the vLLM server of a training process: it has the latest weights at its start and after every restart."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import NoReturn
+
+from msgspec.structs import replace
+
+from leyden.engine.protocol import EngineError, VllmAddress
+from leyden.engine.remote import SeparateEngine
+from leyden.engine.vllm.launch import VllmOptions, write_tokenizer
+from leyden.engine.vllm.nccl import NcclTransfer
+from leyden.engine.vllm.process import RunningVllm, VllmProcess
+from leyden.engine.vllm.publisher import AdapterTransfer, FileTransfer, IpcTransfer, Transfer, VllmPublisher
+from leyden.engine.weight_files import WeightFiles
+from leyden.process.place import FindPlace, this_machine
+from leyden.process.temporary import TemporaryFolder
+
+
+class ServedVllm(SeparateEngine, ABC):
+    """A vLLM server with weights of a trainer in this process; a subclass says which."""
+
+    _keeps_weights = False
+    """Whether the weights are kept while it sleeps, because only what is beside them is sent."""
+
+    def __init__(
+        self,
+        options: VllmOptions,
+        log: Path,
+        files: WeightFiles,
+        *,
+        context_length: int,
+        vocab_size: int,
+        concurrency: int,
+        tokenizer: str | None = None,
+        seeded: bool = False,
+        url: str | None = None,
+        sleeps_while_training: bool = False,
+        find_place: FindPlace = this_machine,
+    ) -> None:
+        """Grammars follow `tokenizer`, a tokenizer.json in which every added token is special; None: the model's.
+
+        With a `url` the server that runs there is used, and `options` only say how weights are transferred. Replicas
+        share their `files`.
+        """
+        self._temporary = TemporaryFolder("adapters")
+        self._folder = self._temporary.path
+        self._files = files
+        self.sleeps_while_training = sleeps_while_training
+        """Whether the trainer must call `sleep` before it computes."""
+        self._lock = asyncio.Lock()
+        self._awake = asyncio.Event()
+        self._awake.set()
+        if tokenizer is not None:
+            folder = write_tokenizer(tokenizer, options.model, self._folder / "tokenizer")
+            options = replace(options, tokenizer=folder)
+        self._options = replace(options, max_model_len=context_length)
+        self._server: VllmProcess | RunningVllm = (
+            VllmProcess(self._options, log, self._restarted, self._awake.wait, find_place)
+            if url is None
+            else RunningVllm(url.removeprefix("unix:"))
+        )
+        self._address = VllmAddress(self._server.location, context_length, vocab_size, concurrency, seeded=seeded)
+        self._publisher = self._new_publisher()
+
+    @property
+    def is_down(self) -> bool:
+        """Whether vLLM is being restarted."""
+        return self._server.is_down
+
+    async def start(self) -> None:
+        """Start vLLM with the trainer's weights. Raises `EngineError` with the reason if that fails."""
+        await self._server.start()
+        await self._deliver_or_recover()
+
+    async def wait_failed(self) -> NoReturn:
+        """Wait until vLLM has failed and is not restarted, and raise `EngineError` with the reason."""
+        await self._server.wait_failed()
+
+    async def stop(self) -> None:
+        """Stop vLLM and delete temporary files."""
+        await self._server.stop()
+        self._temporary.close()
+
+    async def sleep(self) -> None:
+        """Free vLLM's memory until the next publication; if it crashes meanwhile, it is restarted only then."""
+        while self._awake.is_set():
+            try:
+                async with self._lock:
+                    await self._publisher.sleep(self._keeps_weights)
+                    self._awake.clear()
+            except EngineError:
+                if not await self._server.recovered():
+                    raise
+
+    @abstractmethod
+    async def _send(self) -> int:
+        """Send the latest weights to a paused vLLM; return their size in bytes."""
+
+    async def _deliver_or_recover(self) -> int:
+        """Send the latest weights; return the bytes sent. If vLLM crashes meanwhile, its restart sends them instead."""
+        try:
+            return await self._deliver()
+        except EngineError:
+            if not await self._server.recovered():
+                raise
+            return 0
+
+    async def _deliver(self) -> int:
+        """Send the latest weights to vLLM, which starts no request meanwhile; return their size in bytes."""
+        async with self._lock:
+            asleep = not self._awake.is_set()
+            self._awake.set()
+            if asleep:
+                await self._publisher.wake("weights")
+                sent = await self._send()
+                await self._publisher.wake("kv_cache")
+            else:
+                await self._publisher.pause()
+                sent = await self._send()
+                await self._publisher.resume()
+            return sent
+
+    async def _restarted(self) -> None:
+        self._publisher = self._new_publisher()
+        await self._deliver()
+
+    def _new_publisher(self) -> VllmPublisher:
+        transfer: Transfer = FileTransfer(self._files, self._server.deliver)
+        if self._options.transfer != "files":
+            transfer = IpcTransfer() if self._options.transfer == "ipc" else NcclTransfer()
+        return VllmPublisher(self._server.location, transfer, AdapterTransfer(self._folder, self._server.deliver))
