@@ -32,7 +32,16 @@ _IMPORTS = {
     "export": ["leyden.local.export"],
     "serve": ["leyden.server.serve"],
     "worker": ["leyden.client.worker.worker"],
-    "-c": [*_TRAINING, "peft", "openai", "anthropic", "google.genai", "ray", "leyden.server.serve"],
+    "-c": [
+        *_TRAINING,
+        "peft",
+        "openai",
+        "anthropic",
+        "google.genai",
+        "ray",
+        "hypothesis.stateful",
+        "leyden.server.serve",
+    ],
 }
 """What the process imports before it forks for a command, and for a worker of pytest."""
 FORKING_PYTHON = shlex.join([sys.executable, __file__])

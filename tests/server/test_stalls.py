@@ -17,6 +17,7 @@ from serving import ServerProcess
 from leyden.api.client import Remote
 from leyden.api.wire import GroupSpec, HeartbeatRequest, LeaseRequest, RunSpec
 from leyden.records import RunSettings, Task
+from leyden.server import loop_watchdog
 from leyden.server.loop_watchdog import LoopWatchdog
 
 
@@ -65,7 +66,10 @@ async def test_a_small_body_that_expands_to_millions_of_objects_is_refused_and_b
             await remote.enqueue("r", GroupSpec("large", Task("l", {"lists": [[]] * 300_000})))  # with a trusted key
 
 
-async def test_what_blocks_the_event_loop_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_blocks_the_event_loop_is_logged_and_counted(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_watchdog, "_IDLE_SHARE", 0.0)  # however busy the machine is
     registry = CollectorRegistry()
 
     def compute_for_long() -> None:
@@ -83,3 +87,14 @@ async def test_what_blocks_the_event_loop_is_logged_and_counted(caplog: pytest.L
     blocked: Any = registry.get_sample_value("leyden_loop_blocked_seconds_total")
     assert blocked >= 0.8
     assert registry.get_sample_value("leyden_loop_lag_seconds_count")
+
+
+async def test_a_server_that_was_stopped_is_not_said_to_be_blocked_by_its_code(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "leyden.server"):
+        async with LoopWatchdog(CollectorRegistry()):
+            await asyncio.sleep(0.2)
+            time.sleep(1)  # noqa: ASYNC251  as a process that was stopped, it uses no CPU
+            await asyncio.sleep(0.2)
+    assert caplog.records and all("the server did not run for" in record.message for record in caplog.records)
