@@ -27,7 +27,7 @@ from sqlalchemy import (
 
 from leyden.store.errors import StoreUnusable
 
-SCHEMA = 11
+SCHEMA = 12
 """The version of the tables. Every change of them increases it: a store of another version is refused."""
 
 metadata = MetaData()
@@ -144,6 +144,7 @@ attempts = Table(
     Column("output", LargeBinary),
     Column("origin", LargeBinary),
     Column("diverged", LargeBinary),
+    Column("blameless", Integer, nullable=False, server_default=text("0")),  # its rollout did not cause its end
     # Totals for `leyden runs`, written once when the attempt ends.
     Column("calls", Integer, nullable=False, default=0),
     Column("tokens", BigInteger, nullable=False, default=0),

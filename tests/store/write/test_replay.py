@@ -5,12 +5,15 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import select
 
-from leyden.api.wire import GroupSpec, LeaseRequest, RunSpec
+from leyden.api.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
+from leyden.backoff import Backoff
+from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Attempt, Call, DivergedCall, Origin, Purpose, RunSettings, Task, VersionRun
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.read import queries
 from leyden.store.schema import calls
 from leyden.store.store import Store
+from leyden.store.write import attempts
 
 TASK = Task("t", {"q": 1})
 FIRST = Call(
@@ -113,3 +116,28 @@ async def test_the_first_divergence_is_kept(store: Store) -> None:
     episode = await store.read(queries.get_episode, "r", branch.id)
     assert episode.attempt.diverged == DivergedCall(2, "another date")
     assert msgspec.json.decode(msgspec.json.encode(episode), type=type(episode)).attempt == episode.attempt
+
+
+async def test_a_rollout_starts_anew_only_if_it_may_be_to_blame_for_both_ends_at_a_call(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "RETRY_BACKOFF", Backoff(first_s=0.0, max_s=0.0))
+    await store.create_run(RunSpec("long", RunSettings(max_attempts=9)))
+    await store.enqueue("long", GroupSpec("g", TASK))
+    kept = Origin("g.0.1", 2)
+
+    async def end(retry: Retry, *calls: Call) -> Origin | None:
+        """Start the next attempt, record what it does, and end it; returns what it replays."""
+        (lease,) = await store.lease(LeaseRequest("w", run="long"))
+        replayed = [replace(call, origin=kept.attempt) for call in calls] if lease.attempt.origin else calls
+        await store.record_calls("long", lease.attempt.id, replayed)
+        await store.finish("long", lease.attempt.id, FinishRequest(Outcome(Ending.LOST), retry=retry))
+        return lease.attempt.origin
+
+    both = FIRST, SECOND
+    assert await end(Retry.FREE, *both) is None  # the server was started again
+    assert await end(Retry.ALONE, *both) == kept  # its host was killed: the first end that it may have caused
+    assert await end(Retry.FREE, *both) == kept
+    assert await end(Retry.CHARGED, FIRST) == kept  # it died while it replayed: at another call
+    assert await end(Retry.ALONE, *both) == kept
+    assert await end(Retry.FREE) is None

@@ -140,10 +140,13 @@ def _end(
 ) -> None:
     """End an active attempt; the outcome table decides whether its rollout is retried or finished."""
     ending = str(outcome.ending)
+    if retry is Retry.FREE_ONCE:
+        retry = Retry.CHARGED if _ENGINE_ERRORS.scalar(tx, rollout=row.rollout_id, attempt=row.id) else Retry.FREE
     _END_ATTEMPT.run(
         tx,
         attempt=row.id,
         now=tx.now,
+        free=int(retry is Retry.FREE),
         with_ending=ending,
         with_message=outcome.message.encode(),
         with_result=None if result is None else encode_json(result),
@@ -156,8 +159,6 @@ def _end(
 
 def _retry(tx: Transaction, row: Any, retry: Retry) -> bool:
     """Queue a rollout again if it has an attempt left; a free retry raises its `max_attempts`."""
-    if retry is Retry.FREE_ONCE:
-        retry = Retry.CHARGED if _ENGINE_ERRORS.scalar(tx, rollout=row.rollout_id, attempt=row.id) else Retry.FREE
     if retry is Retry.FREE or (retry is Retry.ALONE and not row.alone):
         _RAISE_MAX_ATTEMPTS.run(tx, rollout=row.rollout_id)
     elif row.number >= row.max_attempts:
@@ -218,6 +219,7 @@ _END_ATTEMPT = Statement(
     .where(_attempt)
     .values(
         ended=bindparam("now"),
+        blameless=bindparam("free"),
         ending=bindparam("with_ending"),
         message=bindparam("with_message"),
         result=bindparam("with_result"),

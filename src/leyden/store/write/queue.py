@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import bindparam, case, func, select, update
+from sqlalchemy import and_, bindparam, case, func, or_, select, update
 
 from leyden.api.wire import GroupSpec, Lease, LeaseRequest
 from leyden.records import Attempt, CallStatus, EventKind, Group, Origin, Purpose, RunSettings, Task
@@ -164,8 +164,8 @@ def _start(tx: Transaction, row: Any, request: LeaseRequest) -> Lease:
 def _find_origin(tx: Transaction, row: Any, settings: RunSettings) -> Origin | None:
     """Return what the next attempt of a rollout replays: all that the last one recorded, or what its rollout does.
 
-    An attempt that got no new answer is not replayed itself: if it ended before it had replayed everything, the next
-    one replays the same, else both ended at the same call, and the rollout starts anew.
+    An attempt that got no new answer is not replayed itself: the next one replays the same. A rollout starts anew if
+    two of its attempts ended at the same call, and it may be to blame for both.
     """
     given = origin_from_row(row)
     if not (row.attempts and settings.replay):
@@ -176,7 +176,8 @@ def _find_origin(tx: Transaction, row: Any, settings: RunSettings) -> Origin | N
     before = origin_from_row(last)
     if before is None or before == given:
         return given
-    return before if _PROGRESS.scalar(tx, attempt=before.attempt) > last.answered else given
+    ended_there = _ENDED_THERE.scalar(tx, rollout=row.id, replayed=before.attempt, origin=encode_json(before))
+    return before if ended_there < 2 else given
 
 
 def _attempt_row(leased: Lease) -> dict[str, Any]:
@@ -236,6 +237,24 @@ _PROGRESS = Statement(
         attempts.c.id,
         attempts.c.origin,
     ).where(attempts.c.id == bindparam("attempt"))
+)
+_ended_there = or_(
+    attempts.c.id == bindparam("replayed"),
+    and_(
+        attempts.c.origin == bindparam("origin"),
+        _answered.scalar_subquery()
+        >= select(func.count())
+        .where(calls.c.attempt_id == bindparam("replayed"), calls.c.status == str(CallStatus.OK))
+        .scalar_subquery(),
+    ),
+)
+_ENDED_THERE = Statement(  # at the last call of an attempt that was replayed, and perhaps through their rollout's fault
+    select(func.count()).where(
+        attempts.c.rollout_id == bindparam("rollout"),
+        attempts.c.blameless == 0,
+        attempts.c.ended.is_not(None),
+        _ended_there,
+    )
 )
 _HEAD = Statement(select(func.min(rollouts.c.position)).where(LEASABLE))
 _LAST_TO_TRAIN = Statement(
