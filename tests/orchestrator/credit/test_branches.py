@@ -88,9 +88,13 @@ def test_what_was_sampled_several_times_counts_once() -> None:
     assert found == pytest.approx(expected)
 
 
-def test_the_means_over_rollouts_are_over_those_that_begin_with_their_task() -> None:
+def test_means_over_rollouts_count_a_call_of_a_continuation_as_the_call_beside_which_it_was_sampled() -> None:
     found = {sample.call: sample.weight for sample in compute(long_rollout(), estimator(dr_grpo, exact=False))}
-    assert (found["a"], found["e"], found["g0"]) == pytest.approx((1 / 2 / 4, 1 / 2, 1 / 2 / 9))
+    of_two = 1 / 2  # rollouts begin with their task
+    assert (found["a"], found["e"]) == pytest.approx((of_two / 4, of_two))
+    assert found["d"] == found["g0"] == found["g1"] == pytest.approx(of_two / 4 / 9)
+    assert found["b"] == pytest.approx(of_two / 4 / 3)
+    assert found["f0"] == found["f1"] == pytest.approx(of_two / 2 / 3)  # a rollout of two calls
 
 
 def test_continuations_stay_in_the_update_of_what_they_continue() -> None:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Hashable, Sequence
-from itertools import chain
 from statistics import stdev
 from typing import Literal
 
@@ -12,7 +11,13 @@ from msgspec.structs import replace
 
 from leyden.config import Hyperparameters
 from leyden.learner.sample import Sample
-from leyden.orchestrator.credit.branches import add_returns, find_continuations, shares, times_counted
+from leyden.orchestrator.credit.branches import (
+    add_returns,
+    find_continuations,
+    shares,
+    times_counted,
+    with_replayed,
+)
 from leyden.orchestrator.credit.samples import (
     Groups,
     SelectedRollout,
@@ -129,10 +134,14 @@ def compute_advantages(
         accounting.states_shared.append(shared_fraction(calls.state[: len(credited)]))
     if inputs.values is not None and (variance := calls.value.var()) > 0:
         accounting.critic_explained.append(float(1 - (calls.value - calls.baseline).var() / variance))
-    tokens_R_C: list[list[int]] = [[] for _ in rollouts]
+    tokens_R: list[dict[int, int]] = [{} for _ in rollouts]
     for call in credited:
-        tokens_R_C[call.rollout].append(len(call.sample.token_indices))
-    weights_C = [*chain(*estimator.aggregation(tokens_R_C, estimator.hyperparameters))]
+        tokens_R[call.rollout][call.sample.call_index] = len(call.sample.token_indices)
+    whole_R = with_replayed(tokens_R, continuations)
+    tokens_R_C = [[*tokens.values()] for tokens in whole_R]
+    weights_R_C = estimator.aggregation(tokens_R_C, estimator.hyperparameters)
+    weight_R = [dict(zip(tokens, weights, strict=True)) for tokens, weights in zip(whole_R, weights_R_C, strict=True)]
+    weights_C = [weight_R[call.rollout][call.sample.call_index] for call in credited]
     if continuations:
         times = times_counted(tokens_R_C, continuations)
         shares_C = shares(((call.rollout, call.sample.call_index) for call in credited), continuations)

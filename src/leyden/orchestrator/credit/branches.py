@@ -4,7 +4,7 @@ What followed a point was sampled by the rollout and by each of its n continuati
 there. Over all of them, calls then count as much as without continuations, and the gradient has the same expectation.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 from math import prod
 
@@ -57,6 +57,19 @@ def shares(calls: Iterable[tuple[int, int]], found: Sequence[Continuations]) -> 
         prod(1 / (1 + len(one.rollouts)) for one in points_R.get(rollout, ()) if one.calls <= call)
         for rollout, call in (origins.get(rollout, (rollout, call)) for rollout, call in calls)
     ]
+
+
+def with_replayed(tokens_R: Sequence[Mapping[int, int]], found: Sequence[Continuations]) -> list[Mapping[int, int]]:
+    """Return the tokens of each call of each rollout, by index; continuations also have those of what they replay.
+
+    So a continuation is as long as what it continues, and means over a rollout give both the same weight.
+    """
+    whole_R = list(tokens_R)
+    for one in found:
+        replayed = {call: tokens for call, tokens in tokens_R[one.origin].items() if call < one.calls}
+        for number in one.rollouts:
+            whole_R[number] = replayed | dict(tokens_R[number])
+    return whole_R
 
 
 def times_counted(tokens_R_C: Lengths, found: Sequence[Continuations]) -> float:
