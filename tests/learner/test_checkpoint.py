@@ -15,7 +15,7 @@ from leyden.config import AdapterConfig, CheckpointConfig, ConfigError
 from leyden.learner.checkpoint import Checkpoints, read_state, restore_checkpoint, restore_moments
 from leyden.learner.errors import TrainingError
 from leyden.learner.policy import Policy
-from leyden.learner.protocol import OldLogprobs, TrainerState
+from leyden.learner.protocol import OldLogprobs, PooledVersion, TrainerState
 from leyden.models.source import ModelSource
 from leyden.records import DEFAULT_POLICY
 from leyden.runs.checkpoint_files import checkpoint_policies, checkpoint_steps, latest_checkpoint
@@ -125,8 +125,19 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     for step in range(1, 7):
         save(checkpoints, policy, TrainerState(step=step, best_step=min(step, 2)))
     assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [2, 5, 6]
-    save(checkpoints, policy, TrainerState(step=7, kept_step=5))  # which is kept because the run collapsed after it
-    assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [5, 6, 7]
+
+
+def test_a_run_that_resumes_from_the_checkpoint_before_the_newest_has_all_that_it_needs(tmp_path: Path) -> None:
+    """It does if the newest is damaged, or another policy was killed before it had saved the same step."""
+    policy = small_policy()
+    checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, CheckpointConfig())
+    pooled = {"opponent": (PooledVersion(0), PooledVersion(3))}
+    for step in range(1, 7):
+        save(checkpoints, policy, TrainerState(step=step, best_step=1, kept_step=2, pools=pooled))
+    save(checkpoints, policy, TrainerState(step=7, best_step=7, pools={"opponent": (PooledVersion(7),)}))
+    assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [1, 2, 3, 6, 7]
+    save(checkpoints, policy, TrainerState(step=8, best_step=7, pools={"opponent": (PooledVersion(7),)}))
+    assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [7, 8]
 
 
 def test_what_was_cut_short_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ from leyden.runs.checkpoint_files import (
     checkpoint_steps,
     find_damage,
     latest_checkpoint,
+    read_kept_steps,
     write_checksums,
 )
 
@@ -95,7 +96,7 @@ class Checkpoints:
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
         _sync(self._folder, inside=False)
-        self._delete_old(state)
+        self._delete_old()
 
     def _complete(self, state: TrainerState, temporary: Path) -> None:
         if not (temporary / _CONFIG).exists():
@@ -161,12 +162,12 @@ class Checkpoints:
     def _steps(self) -> list[int]:
         return checkpoint_steps(self._run, self._policy)
 
-    def _delete_old(self, state: TrainerState) -> None:
-        pooled = (one.step for pool in state.pools.values() for one in pool)
-        wanted = {*self._steps[-self._kept.keep :], state.best_step, state.kept_step, *pooled}
-        for number in self._steps:
-            if number not in wanted:
-                shutil.rmtree(self._folder / f"step-{number}")
+    def _delete_old(self) -> None:
+        """Keep the newest few, from each of which a run may have to resume, and the checkpoints that these need."""
+        newest = self._steps[-self._kept.keep :]
+        needed = (read_kept_steps(self._folder / f"step-{step}" / STATE_FILE) for step in newest)
+        for step in {*self._steps}.difference(newest, *needed):
+            shutil.rmtree(self._folder / f"step-{step}")
 
 
 def restore_checkpoint(folder: Path, policy: Policy) -> TrainerState:
