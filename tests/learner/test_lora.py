@@ -82,6 +82,16 @@ def test_merging_again_changes_nothing() -> None:
     assert all(torch.equal(now, then) for (_, now), then in zip(policy.served_tensors(), before, strict=True))
 
 
+def test_an_adapter_that_lacks_a_matrix_is_refused() -> None:
+    adapter = trained().adapter
+    assert adapter is not None
+    saved = dict(adapter.model.named_parameters())
+    missing = next(name for name in saved if "lora_B" in name)
+    del saved[missing]
+    with pytest.raises(KeyError, match=missing):
+        adapter.saved_weights(saved)
+
+
 def test_policies_over_one_base_share_its_memory_and_nothing_else() -> None:
     first = small_policy(lora=LORA, dtype=torch.bfloat16)
     alone = trained(dtype=torch.bfloat16)

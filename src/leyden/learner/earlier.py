@@ -41,11 +41,11 @@ class EarlierAdapter:
 
     def __init__(self, trained: "LoraAdapter", checkpoints: Checkpoints) -> None:
         self._trained, self.checkpoints = trained, checkpoints
-        self._saved: dict[str, Tensor] = {}
+        self._saved: dict[str, Tensor] | None = None
 
     def load(self, step: int) -> None:
         """Take the adapter of a checkpoint, of step 0 one that adds nothing."""
-        self._saved = read_beside(self.checkpoints.folder_of(step)) if step else {}
+        self._saved = read_beside(self.checkpoints.folder_of(step)) if step else None
 
     def tensors(self) -> NoReturn:
         """Raise: only the adapter is served."""

@@ -131,14 +131,15 @@ class LoraAdapter:
         return self.saved_weights(dict(self.model.named_parameters()))
 
     @torch.no_grad()
-    def saved_weights(self, saved: Mapping[str, Tensor]) -> LoraWeights:
-        """Return adapters that a checkpoint has by the names of their parameters; what it has not is zero."""
+    def saved_weights(self, saved: Mapping[str, Tensor] | None) -> LoraWeights:
+        """Return adapters from the parameters of a checkpoint, by their names; without one, some that add nothing."""
         tensors: dict[str, Tensor] = {}
         for name, layer in self.layers.items():
             for kind, matrix, scale in (("lora_A", layer.lora_A, 1.0), ("lora_B", layer.lora_B, layer.scaling[_NAME])):
                 own: Any = matrix[_NAME]
-                found = saved.get(f"{name}.{kind}.{_NAME}.weight")
-                tensors[f"{name}.{kind}.weight"] = torch.zeros_like(own.weight) if found is None else scale * found
+                tensors[f"{name}.{kind}.weight"] = (
+                    torch.zeros_like(own.weight) if saved is None else scale * saved[f"{name}.{kind}.{_NAME}.weight"]
+                )
         return LoraWeights(self.rank, tensors)
 
     @contextmanager
