@@ -136,6 +136,19 @@ async def test_it_is_started_again_if_the_disk_of_its_machine_has_no_room_for_we
         host.close()
 
 
+async def test_a_machine_that_is_lost_before_the_first_start_is_an_error_of_the_engine(stand_in: StandIn) -> None:
+    host = ProcessHost()
+    place = await host.open("127.0.0.1", "a node")
+    host.close()
+
+    async def find_place() -> Place:
+        return place
+
+    with pytest.raises(EngineLost, match="a node is lost"):
+        async with stand_in.started(find_place):
+            pass
+
+
 async def test_weights_stay_while_a_slow_process_loads_them(stand_in: StandIn) -> None:
     async with stand_in.started() as process:
         assert process.pid is not None

@@ -98,10 +98,10 @@ class TorchProcess(SeparateEngine, SupervisedProcess):
         """Have the process load weights. One that cannot get them is ended, so that it does not serve older ones."""
         assert self._process is not None
         try:
-            order = LoadWeights(await self._place.deliver(weights.folder, "weights"), weights.version)
+            order = LoadWeights(await self._deliver(weights), weights.version)
             self._process.send(msgspec.json.encode(order) + b"\n")
             await self._check_loaded(weights)
-        except (EngineLost, PlaceLost) as error:
+        except EngineLost as error:
             log.error("%s", error)
             self._up.clear()
             self._process.kill()
@@ -117,7 +117,7 @@ class TorchProcess(SeparateEngine, SupervisedProcess):
     async def _restart(self, reason: str) -> str | None:
         try:
             await self._launch()
-        except (EngineLost, PlaceLost) as error:
+        except EngineLost as error:
             return str(error)
         return None
 
@@ -134,7 +134,7 @@ class TorchProcess(SeparateEngine, SupervisedProcess):
                 options = replace(
                     self._options,
                     socket=self._place.path(self._socket),
-                    folder=await self._place.deliver(weights.folder, "weights"),
+                    folder=await self._deliver(weights),
                     version=weights.version,
                 )
                 self._process = ChildProcess(
@@ -152,6 +152,13 @@ class TorchProcess(SeparateEngine, SupervisedProcess):
                 state = await self._check_loaded(weights)
             self._address = SocketAddress(state.context_length, state.vocab_size, options.slots, str(self._socket))
             self._up.set()
+
+    async def _deliver(self, weights: WrittenWeights) -> str:
+        """Return the folder of weights on the process's machine. Raises `EngineLost` if that is lost."""
+        try:
+            return await self._place.deliver(weights.folder, "weights")
+        except PlaceLost as error:
+            raise EngineLost(str(error)) from error
 
     async def _check_loaded(self, weights: WrittenWeights) -> EngineState:
         """Wait until the process has loaded weights, and compare them."""
