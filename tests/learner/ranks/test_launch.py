@@ -11,6 +11,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from leyden.config import ConfigError, read_config
+from leyden.learner.ranks import launch as launch_module
 from leyden.learner.ranks.launch import JoinedProcess, LaunchedProcess, await_ranks, launch_of
 from leyden.process.framing import to_frame
 
@@ -72,6 +73,13 @@ async def test_a_process_joins_gets_the_sockets_of_a_rank_and_ends_with_the_trai
     assert await process.wait() == 0  # torchrun is to report the trainer's status only
     assert await joined.wait() == joined.status == 1
     compute.close(), files.close()
+
+
+def test_a_process_that_does_not_come_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_module, "_TIMEOUT_S", 0.1)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with pytest.raises(ConfigError, match=r"rank 1, 2 did not come within .*: its output says why"):
+        await_ranks(LaunchedProcess(0, 3, "127.0.0.1", store.port), tmp_path)
 
 
 async def test_the_end_of_a_process_that_joined_is_seen() -> None:

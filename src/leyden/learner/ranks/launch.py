@@ -124,14 +124,23 @@ def launch_of(environment: Mapping[str, str]) -> LaunchedProcess | None:
 
 def await_ranks(launch: LaunchedProcess, folder: Path) -> dict[int, JoinedProcess]:
     """Return the other processes, by rank, when all have come; `folder` is one that only this user may open."""
-    path = folder / "socket"
+    path, found = folder / "socket", dict[int, JoinedProcess]()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(launch.size)
         listener.settimeout(_TIMEOUT_S)
         launch.store().set(launch.key, str(path))
-        found = [JoinedProcess(listener.accept()[0]) for _ in range(1, launch.size)]
-    return {each.rank: each for each in found}
+        while len(found) < launch.size - 1:
+            try:
+                each = JoinedProcess(listener.accept()[0])
+            except TimeoutError as error:
+                missing = ", ".join(str(rank) for rank in range(1, launch.size) if rank not in found)
+                raise ConfigError(
+                    f"of the processes that torchrun has started, rank {missing} did not come within "
+                    f"{_TIMEOUT_S:.0f} s: its output says why"
+                ) from error
+            found[each.rank] = each
+    return found
 
 
 def join(launch: LaunchedProcess) -> None:
