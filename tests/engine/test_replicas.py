@@ -88,7 +88,7 @@ async def test_a_replica_that_is_being_restarted_is_not_waited_for(parts: list[S
     backend = ReplicaBackend(parts)
     parts[1].gate.clear()
     publishing = asyncio.create_task(backend.publish(NoWeights(), 4))
-    await asyncio.sleep(0.01)
+    await eventually(lambda: bool(parts[0].versions and parts[2].versions))
     assert not publishing.done()
     parts[1].is_down = True
     assert (await publishing).transferred_bytes == 20

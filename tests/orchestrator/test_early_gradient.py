@@ -54,7 +54,8 @@ def in_parts(policy: Policy, config: Config, accounting: StepAccounting) -> Upda
             early, all_groups = EarlyGradient(learner, config.policy, builder), groups()
             for group in all_groups[:2]:
                 early.add(group)
-                await asyncio.sleep(0.01)
+                assert early._computing is not None
+                await early._computing
             updates = await early.prepare(all_groups, accounting)
             return await learner.accumulate(config.policy, updates[0]) if updates else None
 
