@@ -55,7 +55,7 @@ async def open_learner(
     """
     if config.training.devices > 1 or elsewhere is not None:
         return await _open_ranks(opened, config, algorithms, run, elsewhere)
-    drop_unfinished_steps(run, list(algorithms))
+    drop_unfinished_steps(run, list(algorithms), print_note)
     loaded: list[LocalPolicy] = []
     trained: dict[str, TrainedPolicy] = {}
     earlier = {name: one.of for name, one in config.policies.items() if one.of is not None}

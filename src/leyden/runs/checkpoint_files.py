@@ -8,7 +8,7 @@ This module does not import torch.
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -60,14 +60,27 @@ def common_steps(run: Path, policies: Iterable[str]) -> list[int]:
     return sorted(set.intersection(*steps)) if steps else []
 
 
-def drop_unfinished_steps(run: Path, policies: Sequence[str]) -> None:
-    """Delete the checkpoints of several policies after the last step of which all have a whole one: it is repeated."""
+def drop_unfinished_steps(run: Path, policies: Sequence[str], warn: Callable[[str], None]) -> None:
+    """Delete the checkpoints of several policies after the last step of which all have a whole one: it is repeated.
+
+    `warn` is told of damaged ones. If no step is whole, nothing is deleted, and a `ConfigError` says so.
+    """
     if len(policies) < 2:
         return
-    folders = [checkpoint_folder(run, policy) for policy in policies]
-    common = reversed(common_steps(run, policies))
-    last = next((step for step in common if not any(find_damage(one / f"step-{step}") for one in folders)), 0)
-    for policy, folder in zip(policies, folders, strict=True):
+    folders = {policy: checkpoint_folder(run, policy) for policy in policies}
+    common, last, damages = common_steps(run, policies), 0, list[str]()
+    for step in reversed(common):
+        found = [one / f"step-{step}" for one in folders.values()]
+        damaged = [f"{folder} ({damage})" for folder in found if (damage := find_damage(folder)) is not None]
+        if not damaged:
+            last = step
+            break
+        damages += damaged
+    if damages and not last:
+        raise ConfigError(f"every step has a damaged checkpoint: {'; '.join(damages)}: start over with --restart")
+    for damage in damages:
+        warn(f"the checkpoint {damage} is damaged: the run goes on from step {last}")
+    for policy, folder in folders.items():
         for step in checkpoint_steps(run, policy):
             if step > last:
                 shutil.rmtree(folder / f"step-{step}")
