@@ -128,7 +128,7 @@ async def test_every_group_is_computed_once_and_some_while_others_run(tmp_path: 
         assert sorted(samples) == sorted(f"train-{4 * step + g}.{index}" for g in range(4) for index in range(2))
     assert learner.scales == [1 / 8] * 3  # rollouts of an update
     words = [entry.split()[0] for entry in run.journal]
-    assert "wait" in words[words.index("part") :]
+    assert "wait" in words[words.index("part") :] and words.index("start") < words.index("part")
 
 
 async def test_a_run_that_is_killed_while_groups_are_computed_makes_the_step_again(tmp_path: Path) -> None:

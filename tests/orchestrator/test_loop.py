@@ -30,7 +30,7 @@ async def test_a_step_collects_evaluates_records_and_updates_and_publishes_once(
     state = await run.start()
     held = ["hold"] if shares_parameters else []  # an engine with its own copy serves calls until it gets the weights
     assert run.journal == [
-        *("sample train-0", "sample train-1", "start 1", "logprobs 4", "divergence"),
+        *("start 1", "sample train-0", "sample train-1", "logprobs 4", "divergence"),
         *("evaluate 2", "logprobs 2", "evaluate 2", "logprobs 2", "credits 1"),
         *("accumulate train-0.0:-0.71 train-0.1:+0.71", *held, "change to 1", "apply", "changed"),
         *("accumulate train-1.0:-0.71 train-1.1:+0.71", *held, "change to 2", "apply", "changed"),
@@ -43,7 +43,7 @@ async def test_an_engine_that_does_not_fit_sleeps_until_it_gets_the_weights(tmp_
     run = ScriptedRun(tmp_path, sleeps=True, training={"steps": 1})
     await run.start()
     words = first_words(run.journal)
-    assert words[: words.index("evaluate")] == ["sample", "sample", "start", "hold", "sleep", "logprobs", "divergence"]
+    assert words[: words.index("evaluate")] == ["start", "sample", "sample", "hold", "sleep", "logprobs", "divergence"]
     assert words[words.index("changed") :] == [
         "changed",
         "free",
@@ -133,7 +133,7 @@ async def test_a_run_with_nothing_to_learn_from_records_why_and_ends_with_advice
     run = ScriptedRun(tmp_path, other_role, training={"roles": ["critic"]})
     with pytest.raises(TrainingError, match=r"step 1: 6 groups had too few rollouts.*calls had the roles writer"):
         await run.start()
-    assert len(run.store.credits[1]) == 6 and "start 1" not in run.journal
+    assert len(run.store.credits[1]) == 6 and "evaluate" not in first_words(run.journal)
 
 
 async def test_a_stop_finishes_the_step_and_saves(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ async def test_a_run_that_was_trained_further_goes_on_where_it_ended(tmp_path: P
     run.with_settings(steps=2)
     state = await run.start()
     assert (state.step, state.position, state.version) == (2, 4, 2)
-    assert run.journal[:3] == ["sample train-2", "sample train-3", "start 2"]
+    assert run.journal[:3] == ["start 2", "sample train-2", "sample train-3"]
 
 
 async def test_quick_failures_of_a_step_do_not_end_a_run_whose_other_tasks_succeed(tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ class Trainer:
             for one in parts.policies:
                 await one.saver.finish()
             await opponent.begin_step(step)
+        for one in self._turn(step):
+            await one.begin_step(reports[one.name])
         groups, episodes = await parts.rollouts.collect(reports)
         for opponent in parts.opponents:
             opponent.add_results(episodes)

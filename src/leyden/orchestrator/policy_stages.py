@@ -74,10 +74,13 @@ class PolicyStages(Struct, frozen=True):
         if report.step == 1:
             self.reports.warn(shared_weights(episodes, self.config.training.roles, self.name))
 
+    async def begin_step(self, report: StepReport) -> None:
+        """Begin a step that trains this policy: gradients may be computed while its rollouts run."""
+        report.learning_rate = await self.learner.start_step(self.name, report.step)
+
     async def train(self, report: StepReport, groups: Groups, before_change: Callable[[], Awaitable[None]]) -> None:
         """Train on the groups of a step; `before_change` is awaited before weights change. Publish the last update."""
         started = time.monotonic()
-        report.learning_rate = await self.learner.start_step(self.name, report.step)
         await self.publisher.make_room()
         report.kl_start = await self.divergence.measure(groups, report.step, moved=self.publisher.version > 0)
         updates = await self.updates.prepare(groups, report.accounting)
