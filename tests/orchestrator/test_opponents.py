@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from randomness import moments
 from scripted_training import ScriptedBackend, ScriptedLearner, ScriptedRun
-from smallepisodes import call, episode
+from smallepisodes import call, continuation, episode
 
 from leyden.api.wire import GroupSpec
 from leyden.config import read_config
@@ -139,6 +139,13 @@ async def test_wins_are_counted_by_the_rewards_of_the_policy_in_training() -> No
     episodes = [episode(n, float(n), [], Ending.SUCCEEDED, Reward("t", 5.0, name="theirs")) for n in (0, 1)]
     found.add_results([*episodes, episode(2, None, [], Ending.CANCELLED)])
     assert found.pool == (PooledVersion(0, won=1, played=2),)
+
+
+def test_rollouts_that_begin_inside_another_are_no_games_against_the_version_that_is_served() -> None:
+    found, _ = opponent("win_rate")
+    begun = episode(0, 1.0, [call("a"), call("b")])
+    found.add_results([begun, continuation(begun, 1, 0, 1.0, [call("c")])])
+    assert found.pool == (PooledVersion(0, won=1, played=1),)
 
 
 async def test_a_rollout_below_success_is_not_won_though_it_is_better_than_others() -> None:

@@ -97,6 +97,28 @@ async def test_each_policy_gets_the_advantages_of_its_own_reward(tmp_path: Path)
     assert run.updates("checker") == ["checker accumulate train-0.0.checker:+0.71 train-0.1.checker:-0.71"]
 
 
+async def test_the_own_reward_of_a_step_is_of_the_rollouts_that_begin_with_their_task(tmp_path: Path) -> None:
+    policies = {"writer": {"roles": "writer", "rewards": ["wrote"]}, "checker": {"rewards": ["checked"]}}
+    settings = {"steps": 3, "tasks_per_step": 2, "group_size": 3, "hard_tasks": "continue"}
+
+    def rest(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
+        _, calls, ending = two_calls(spec, index)
+        return None, calls[spec.origin.calls :] if spec.origin else calls, ending
+
+    run = PoliciesRun(tmp_path, policies, rest, training=settings)
+    made = run.store._episode
+
+    def named(run_name: str, spec: GroupSpec, index: int) -> Episode:
+        given = (Reward("w", float(index == 0), name="wrote"), Reward("c", float(index == 0), name="checked"))
+        return replace(made(run_name, spec, index), rewards=given)
+
+    run.store._episode = named  # type: ignore[method-assign]
+    await run.train()
+    assert any(report.branches.rollouts for report in run.observer.reports)
+    for report in run.observer.reports:
+        assert len(report.own_rewards) == len(report.rewards) == 6 - report.branches.rollouts
+
+
 async def test_rollouts_that_reward_or_ask_other_policies_alone_are_called_so(tmp_path: Path) -> None:
     policies = {"writer": {"roles": "writer", "rewards": ["wrote"]}, "checker": {"rewards": ["checked"]}}
 

@@ -44,9 +44,13 @@ class Opponent:
         await self._serve(0)
 
     def add_results(self, episodes: Sequence[Episode]) -> None:
-        """Count in how many rollouts the policy in training has succeeded against the version that is served."""
+        """Count in how many rollouts the policy in training has succeeded against the version that is served.
+
+        Those that begin inside another rollout do not count: it may have met another version there.
+        """
         failure_reward = self._config.rollout.failure_reward
-        found = [self._foreign.without(episode).final_reward(failure_reward) for episode in episodes]
+        whole = [episode for episode in episodes if episode.rollout.origin is None]
+        found = [self._foreign.without(episode).final_reward(failure_reward) for episode in whole]
         rewards = [reward for reward in found if reward is not None]
         won = sum(reward >= self._config.evaluation.success for reward in rewards)
         self.pool = tuple(

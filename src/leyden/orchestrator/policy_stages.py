@@ -69,7 +69,8 @@ class PolicyStages(Struct, frozen=True):
         report.add_episodes(episodes, self.publications, self.config, self.algorithm.signals.enabled)
         if (foreign := self.algorithm.sample_filter.foreign).names:
             failure_reward = self.config.rollout.failure_reward
-            found = [foreign.without(episode).final_reward(failure_reward) for episode in episodes]
+            whole = [episode for episode in episodes if episode.rollout.origin is None]
+            found = [foreign.without(episode).final_reward(failure_reward) for episode in whole]
             report.own_rewards = [reward for reward in found if reward is not None]
         if report.step == 1:
             self.reports.warn(shared_weights(episodes, self.config.training.roles, self.name))
