@@ -209,6 +209,17 @@ def test_the_weights_of_a_best_checkpoint_that_is_gone_are_refused_with_what_to_
         checkpoints.version_of(3)
 
 
+def test_a_checkpoint_that_is_served_again_and_again_is_read_once_to_find_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, KEEP_ONE)
+    save(checkpoints, small_policy(), TrainerState(step=3, version=2))
+    read: list[Path] = []
+    monkeypatch.setattr("leyden.learner.checkpoint.find_damage", lambda folder: read.append(folder))
+    assert [checkpoints.version_of(step) for step in (3, 0, 3)] == [2, 0, 2]
+    assert read == [tmp_path / "step-3"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lora", [None, AdapterConfig(rank=2)], ids=["weights", "lora"])
 def test_the_weights_of_step_0_are_those_before_training(

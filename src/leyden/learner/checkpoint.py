@@ -65,6 +65,8 @@ class Checkpoints:
         """`model` is the one that the training started from; its tokenizer belongs to every checkpoint."""
         self._folder, self._model, self._kept = checkpoint_folder(run, policy), model, kept
         self._run, self._policy, self._warn = run, policy, warn
+        self._versions = {0: 0}
+        """By step, the versions of checkpoints that were found whole: to read one takes long, self-play asks often."""
 
     def snapshot(self, policy: Policy, state: TrainerState) -> Snapshot:
         """Return what a checkpoint is written from; it shares the policy's memory."""
@@ -136,15 +138,15 @@ class Checkpoints:
 
     def version_of(self, step: int) -> int:
         """Return the version of the weights of a checkpoint, of step 0 that before training."""
-        if step == 0:
-            return 0
-        folder = self._folder / f"step-{step}"
-        if (damage := find_damage(folder)) is not None:
-            raise TrainingError(
-                f"the checkpoint {folder} is damaged ({damage}), so it cannot be served: if all steps are trained, "
-                "evaluate another with `leyden eval`"
-            )
-        return read_state(folder).version
+        if step not in self._versions:
+            folder = self._folder / f"step-{step}"
+            if (damage := find_damage(folder)) is not None:
+                raise TrainingError(
+                    f"the checkpoint {folder} is damaged ({damage}), so it cannot be served: if all steps are trained, "
+                    "evaluate another with `leyden eval`"
+                )
+            self._versions[step] = read_state(folder).version
+        return self._versions[step]
 
     def load(self, policy: Policy, step: int) -> None:
         """Write the weights of a checkpoint into a policy, of step 0 those before training; the optimiser stays."""
