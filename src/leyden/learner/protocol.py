@@ -135,7 +135,8 @@ class PrefixRecord(Struct, frozen=True):
     best: dict[str, BestRollout] = {}
     """By task."""
     waiting: tuple[OpenGroup, ...] = ()
-    """The groups that the next step may request, the hardest tasks first; only their tasks and origins are set."""
+    """The groups that the next step may request, the hardest tasks first. Each still has the position, the version and
+    the step of the group whose task it continues."""
     continued: int = 0
     """How many such groups were requested: their positions are not in the order of tasks."""
 

@@ -1,9 +1,8 @@
 """Continues rollouts of a step from points inside them, to estimate the values of the states there.
 
 Rollouts are continued in a random order, as long as the tokens that this probably takes are within the budget of the
-step, which is reckoned for each rollout by what the others have sampled. Whether a rollout is continued so depends on
-nothing that it did. What a step samples beyond its budget is taken
-from that of the next.
+step. For each rollout that is reckoned by what the others have sampled, so that whether it is continued depends on
+nothing that it did. What a step samples beyond its budget is taken from that of the next.
 """
 
 from collections.abc import Sequence

@@ -54,10 +54,10 @@ class Prefixes:
 
     def add_step(self, groups: Sequence[RequestedGroup], step: int) -> None:
         """Choose the tasks that can be continued after a step by the rewards of its groups."""
-        found = [next for group in groups if (next := self._next(group, step)) is not None]
+        found = [one for group in groups if (one := self._continuation(group, step)) is not None]
         self._waiting = [open for _, open in sorted(found, key=lambda one: (one[0], one[1].position))]
 
-    def _next(self, group: RequestedGroup, step: int) -> tuple[float, OpenGroup] | None:
+    def _continuation(self, group: RequestedGroup, step: int) -> tuple[float, OpenGroup] | None:
         """Return the group that continues the task of a group, after the share of rollouts that succeeded."""
         scored = [
             (reward, episode)
