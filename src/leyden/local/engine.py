@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from msgspec import Struct
@@ -20,6 +19,7 @@ from leyden.engine.torch.wire import EngineProcessOptions
 from leyden.engine.vllm.adapters import Adapter, AdapterBackend, AdapterServer
 from leyden.engine.vllm.backend import VllmBackend, Weights
 from leyden.engine.vllm.launch import Transfer, VllmOptions, adapter_arguments, find_vllm
+from leyden.engine.vllm.serving import ServingOptions
 from leyden.engine.weight_files import WeightFiles
 from leyden.learner.loading import model_device
 from leyden.learner.sharded_files import is_sharded
@@ -233,21 +233,20 @@ def _vllm_backends(shared: _Shared, place: int) -> list[ReplicaPart]:
         ),
         environment=shared.environment(place),
     )
-    settings: dict[str, Any] = {
-        "files": shared.files,
-        "find_place": shared.find_place(place),
-        "context_length": int(text.max_position_embeddings),
-        "vocab_size": int(text.vocab_size),
-        "concurrency": shared.slots,
-        "tokenizer": Tokenizer.load(first.source.folder).control_json,
-        "seeded": config.deterministic,
-        "url": config.engine.url,
-        "sleeps_while_training": plan is not None and plan.engine_sleeps,
-    }
+    serving = ServingOptions(
+        context_length=int(text.max_position_embeddings),
+        vocab_size=int(text.vocab_size),
+        concurrency=shared.slots,
+        tokenizer=Tokenizer.load(first.source.folder).control_json,
+        seeded=config.deterministic,
+        url=config.engine.url,
+        sleeps_while_training=plan is not None and plan.engine_sleeps,
+        find_place=shared.find_place(place),
+    )
     log = shared.folder / ("vllm.log" if len(shared.places) == 1 else f"vllm-{place}.log")
     if not adapters:
-        return [VllmBackend(options, log, base, version=first.version, **settings)]
-    server = AdapterServer(options, log, base, adapters, **settings)
+        return [VllmBackend(options, log, base, serving, shared.files, first.version)]
+    server = AdapterServer(options, log, base, adapters, serving, shared.files)
     return [AdapterBackend(server, one.name) for one in shared.policies]
 
 

@@ -37,6 +37,7 @@ from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.launch import adapter_arguments
 from leyden.engine.vllm.process import RunningVllm
 from leyden.engine.vllm.publisher import AdapterTransfer
+from leyden.engine.vllm.serving import ServingOptions
 from leyden.engine.weight_files import WeightFiles
 from leyden.learner.lora import LoraAdapter
 from leyden.process import guardian
@@ -83,7 +84,7 @@ def test_an_adapter_and_its_base_are_the_served_model() -> None:
     torch.testing.assert_close(merged, adapter._served.get_submodule(layer).weight.detach())
 
 
-SETTINGS: dict[str, Any] = {"context_length": 1024, "vocab_size": 1024, "concurrency": 32}
+SERVING = ServingOptions(context_length=1024, vocab_size=1024, concurrency=32)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -95,9 +96,8 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Adap
         log,
         writer.base_tensors,
         {"writer": (writer.weights, 3), "checker": (checker.weights, 103)},
+        replace(SERVING, tokenizer=Tokenizer.load(SPARK).control_json),
         files=WeightFiles(),
-        tokenizer=Tokenizer.load(SPARK).control_json,
-        **SETTINGS,
     )
     try:
         await server.start()
@@ -181,8 +181,8 @@ async def test_weights_that_the_adapter_does_not_belong_to_are_refused(tmp_path:
         tmp_path / "vllm.log",
         changed(1).named_parameters,
         {"policy": (adapter.weights, 3)},
+        SERVING,
         files=WeightFiles(),
-        **SETTINGS,
     )
     try:
         with pytest.raises(EngineError, match=r"before the adapter is loaded, .* differ from the trainer's"):
@@ -243,10 +243,8 @@ async def test_only_a_policy_that_has_vllm_for_itself_pauses_it(
 ) -> None:
     adapter, events = trained(1), list[str]()
     first = {name: (adapter.weights, number) for number, name in enumerate(policies)}
-    url = "unix:/nowhere.sock"
-    server = AdapterServer(
-        OPTIONS, tmp_path / "log", adapter.base_tensors, first, files=WeightFiles(), url=url, **SETTINGS
-    )
+    serving = replace(SERVING, url="unix:/nowhere.sock")
+    server = AdapterServer(OPTIONS, tmp_path / "log", adapter.base_tensors, first, serving, files=WeightFiles())
     recorder: Any = Recorder(events)
     monkeypatch.setattr(server, "_publisher", recorder)
     monkeypatch.setattr(server, "_new_publisher", lambda: recorder)

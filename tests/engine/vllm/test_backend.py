@@ -37,6 +37,7 @@ from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.http import control, is_healthy
 from leyden.engine.vllm.process import RunningVllm, VllmProcess
 from leyden.engine.vllm.publisher import VllmPublisher
+from leyden.engine.vllm.serving import ServingOptions
 from leyden.engine.weight_files import WeightFiles
 from leyden.process import guardian
 from leyden.records import Sampling
@@ -75,11 +76,10 @@ async def backend(
         OPTIONS,
         log,
         model.named_parameters,
-        context_length=1024,
-        vocab_size=1024,
-        concurrency=32,
+        ServingOptions(
+            context_length=1024, vocab_size=1024, concurrency=32, tokenizer=Tokenizer.load(SPARK).control_json
+        ),
         files=WeightFiles(),
-        tokenizer=Tokenizer.load(SPARK).control_json,
         version=3,
     )
     try:
@@ -270,11 +270,8 @@ async def test_a_server_that_runs_already_gets_the_weights_and_outlives_the_back
             OPTIONS,
             tmp_path / "none.log",
             model.named_parameters,
-            context_length=1024,
-            vocab_size=1024,
-            concurrency=32,
+            ServingOptions(context_length=1024, vocab_size=1024, concurrency=32, url=f"unix:{socket}"),
             files=WeightFiles(),
-            url=f"unix:{socket}",
         )
         await backend.start()
         failing = asyncio.create_task(backend.wait_failed())

@@ -21,6 +21,7 @@ from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.vllm.publisher import AdapterTransfer, Sent, VllmPublisher
+from leyden.engine.vllm.serving import ServingOptions
 from leyden.engine.weight_files import NamedTensors, WeightFiles
 from leyden.rendering.tokenizer import Tokenizer
 
@@ -74,11 +75,13 @@ async def backend(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFacto
         options,
         tmp_path_factory.mktemp("cuda") / "vllm.log",
         model.named_parameters,
-        context_length=1024,
-        vocab_size=model.config.vocab_size,
-        concurrency=256,
+        ServingOptions(
+            context_length=1024,
+            vocab_size=model.config.vocab_size,
+            concurrency=256,
+            tokenizer=Tokenizer.load(MODEL).control_json,
+        ),
         files=WeightFiles(),
-        tokenizer=Tokenizer.load(MODEL).control_json,
     )
     try:
         await backend.start()

@@ -18,6 +18,7 @@ from leyden.engine.router import ReplicaRouter
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
 from leyden.engine.vllm.process import VllmProcess
+from leyden.engine.vllm.serving import ServingOptions
 from leyden.engine.weight_files import WeightFiles
 from leyden.process import guardian
 
@@ -33,9 +34,7 @@ async def parts(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[
                 OPTIONS,
                 folder / f"vllm-{number}.log",
                 changed(1).named_parameters,
-                context_length=1024,
-                vocab_size=1024,
-                concurrency=32,
+                ServingOptions(context_length=1024, vocab_size=1024, concurrency=32),
                 version=1,
                 files=files,
             )

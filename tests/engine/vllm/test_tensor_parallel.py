@@ -14,6 +14,7 @@ from transformers import AutoConfig, LlamaForCausalLM
 
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.engine import VllmEngine
+from leyden.engine.vllm.serving import ServingOptions
 from leyden.engine.weight_files import WeightFiles
 
 pytestmark = [pytest.mark.slow, needs_vllm]
@@ -48,9 +49,7 @@ async def test_a_divided_model_serves_what_is_published(tmp_path: Path) -> None:
             options,
             tmp_path / "vllm.log",
             random_model(1).named_parameters,
-            context_length=1024,
-            vocab_size=1024,
-            concurrency=32,
+            ServingOptions(context_length=1024, vocab_size=1024, concurrency=32),
             files=files,
         )
         try:

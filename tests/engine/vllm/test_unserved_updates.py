@@ -10,6 +10,7 @@ from torch import Tensor
 
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.launch import VllmOptions
+from leyden.engine.vllm.serving import ServingOptions
 from leyden.engine.weight_files import NamedTensors, WeightFiles
 
 NOBODY = "http://127.0.0.1:9"
@@ -56,12 +57,9 @@ async def test_a_vllm_that_is_restarted_in_a_step_gets_its_weights_once_when_the
         VllmOptions(tmp_path),
         tmp_path / "vllm.log",
         model.tensors,
-        context_length=10,
-        vocab_size=10,
-        concurrency=1,
+        ServingOptions(context_length=10, vocab_size=10, concurrency=1, url=NOBODY),
         files=WeightFiles(),
         version=3,
-        url=NOBODY,
     )
     monkeypatch.setattr(backend, "_publisher", RecordingPublisher(events, "the dead vLLM"))
     monkeypatch.setattr(backend, "_new_publisher", lambda: RecordingPublisher(events, "the new vLLM"))

@@ -21,6 +21,7 @@ from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.vllm.launch import VllmInstallation, VllmOptions, command, environment, find_vllm
 from leyden.engine.vllm.process import find_reason
 from leyden.engine.vllm.publisher import merge_parts
+from leyden.engine.vllm.serving import ServingOptions
 from leyden.engine.weight_files import WeightFiles
 from leyden.records import Sampling
 
@@ -188,10 +189,7 @@ async def test_the_time_of_a_publication_does_not_include_the_optimiser_step(
         options,
         tmp_path / "log",
         lambda: (),
-        context_length=64,
-        vocab_size=64,
-        concurrency=1,
-        url=url,
+        ServingOptions(context_length=64, vocab_size=64, concurrency=1, url=url),
         files=WeightFiles(),
     )
     monkeypatch.setattr(backend, "_deliver", deliver)

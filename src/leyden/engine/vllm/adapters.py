@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from leyden.engine.protocol import EngineError, LoraWeights, ModelWeights, Publi
 from leyden.engine.remote import SeparateEngine
 from leyden.engine.vllm.backend import Weights
 from leyden.engine.vllm.launch import VllmOptions
-from leyden.engine.vllm.serving import ServedVllm
+from leyden.engine.vllm.serving import ServedVllm, ServingOptions
 from leyden.engine.weight_files import WeightFiles
 
 Adapter = Callable[[], LoraWeights | None]
@@ -41,15 +41,11 @@ class AdapterServer(ServedVllm):
         log: Path,
         base: Weights,
         adapters: Mapping[str, tuple[Adapter, int]],
-        *,
+        serving: ServingOptions,
         files: WeightFiles,
-        **settings: Any,
     ) -> None:
-        """`base` are the weights of the model's folder. `adapters` are those to start with, by policy, with versions.
-
-        `settings` are those of any vLLM server.
-        """
-        super().__init__(options, log, files, **settings)
+        """`base` are the weights of the model's folder. `adapters` are the first ones, by policy, with versions."""
+        super().__init__(options, log, serving, files)
         self._base, self._first = base, adapters
         self._adapters: dict[str, PublishedAdapter] = {}
         self._starting: asyncio.Task[None] | None = None

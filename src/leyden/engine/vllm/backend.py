@@ -8,13 +8,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
 from leyden.engine.protocol import ModelWeights, Publication, VllmAddress
 from leyden.engine.vllm.launch import VllmOptions
-from leyden.engine.vllm.serving import ServedVllm
+from leyden.engine.vllm.serving import ServedVllm, ServingOptions
 from leyden.engine.weight_files import NamedTensors, WeightFiles
 
 Weights = Callable[[], NamedTensors]
@@ -28,13 +27,12 @@ class VllmBackend(ServedVllm):
         options: VllmOptions,
         log: Path,
         weights: Weights,
-        *,
-        version: int = 0,
+        serving: ServingOptions,
         files: WeightFiles,
-        **settings: Any,
+        version: int = 0,
     ) -> None:
-        """`weights` are those of `version`, by their Hugging Face names; `settings` are those of any vLLM server."""
-        super().__init__(options, log, files, **settings)
+        """`weights` are those of `version`, by their Hugging Face names."""
+        super().__init__(options, log, serving, files)
         self._weights, self._version = weights, version
         self._published = asyncio.Event()
         """Whether the trainer's parameters are those that were published last."""

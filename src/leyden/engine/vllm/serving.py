@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import NoReturn
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden.engine.protocol import EngineError, VllmAddress
@@ -18,50 +19,56 @@ from leyden.process.place import FindPlace, this_machine
 from leyden.process.temporary import TemporaryFolder
 
 
+class ServingOptions(Struct, frozen=True, kw_only=True):
+    """What a vLLM server is to serve, and how."""
+
+    context_length: int
+    vocab_size: int
+    concurrency: int
+    """Requests at once."""
+    tokenizer: str | None = None
+    """A tokenizer.json that grammars follow, in which every added token is special; None: the model's."""
+    seeded: bool = False
+    """Whether requests are sampled with their seeds."""
+    url: str | None = None
+    """The server that runs there is used; options then only say how weights are transferred."""
+    sleeps_while_training: bool = False
+    """Whether the trainer must call `sleep` before it computes."""
+    find_place: FindPlace = this_machine
+    """Finds where it is started."""
+
+
 class ServedVllm(SeparateEngine, ABC):
     """A vLLM server with weights of a trainer in this process; a subclass says which."""
 
     _keeps_weights = False
     """Whether the weights are kept while it sleeps, because only what is beside them is sent."""
 
-    def __init__(
-        self,
-        options: VllmOptions,
-        log: Path,
-        files: WeightFiles,
-        *,
-        context_length: int,
-        vocab_size: int,
-        concurrency: int,
-        tokenizer: str | None = None,
-        seeded: bool = False,
-        url: str | None = None,
-        sleeps_while_training: bool = False,
-        find_place: FindPlace = this_machine,
-    ) -> None:
-        """Grammars follow `tokenizer`, a tokenizer.json in which every added token is special; None: the model's.
-
-        With a `url` the server that runs there is used, and `options` only say how weights are transferred. Replicas
-        share their `files`.
-        """
+    def __init__(self, options: VllmOptions, log: Path, serving: ServingOptions, files: WeightFiles) -> None:
+        """Replicas share their `files`."""
         self._temporary = TemporaryFolder("adapters")
         self._folder = self._temporary.path
         self._files = files
-        self.sleeps_while_training = sleeps_while_training
-        """Whether the trainer must call `sleep` before it computes."""
+        self.sleeps_while_training = serving.sleeps_while_training
         self._lock = asyncio.Lock()
         self._awake = asyncio.Event()
         self._awake.set()
-        if tokenizer is not None:
-            folder = write_tokenizer(tokenizer, options.model, self._folder / "tokenizer")
+        if serving.tokenizer is not None:
+            folder = write_tokenizer(serving.tokenizer, options.model, self._folder / "tokenizer")
             options = replace(options, tokenizer=folder)
-        self._options = replace(options, max_model_len=context_length)
+        self._options = replace(options, max_model_len=serving.context_length)
         self._server: VllmProcess | RunningVllm = (
-            VllmProcess(self._options, log, self._restarted, self._awake.wait, find_place)
-            if url is None
-            else RunningVllm(url.removeprefix("unix:"))
+            VllmProcess(self._options, log, self._restarted, self._awake.wait, serving.find_place)
+            if serving.url is None
+            else RunningVllm(serving.url.removeprefix("unix:"))
         )
-        self._address = VllmAddress(self._server.location, context_length, vocab_size, concurrency, seeded=seeded)
+        self._address = VllmAddress(
+            self._server.location,
+            serving.context_length,
+            serving.vocab_size,
+            serving.concurrency,
+            seeded=serving.seeded,
+        )
         self._publisher = self._new_publisher()
 
     @property
