@@ -61,6 +61,12 @@ async def test_policies_take_turns(tmp_path: Path) -> None:
     left_out = {credit.excluded for credit in run.credited["checker", 1].calls}
     assert left_out == {"not its turn"}
     assert run.observer.reports[1].accounting.excluded["not its turn"] == 4
+    metrics = [step_metrics(report) for report in run.observer.reports]
+    rates = [
+        (one.policy, some.get("training/learning_rate"))
+        for one, some in zip(run.observer.reports, metrics, strict=True)
+    ]
+    assert rates[:6] == [("writer", 0.1), ("checker", None)] * 2 + [("writer", None), ("checker", 0.1)]
 
 
 async def test_rewards_that_a_policy_lists_and_those_of_calls_are_its_own(tmp_path: Path) -> None:

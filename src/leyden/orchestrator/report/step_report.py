@@ -69,7 +69,8 @@ class StepReport(Struct):
     publication: Publication | None = None
     """How long publishing the weights after the last update took, and how much was transferred; None without one."""
     evaluation_s: float = 0.0
-    learning_rate: float = 0.0
+    learning_rate: float | None = None
+    """None: the policy is not trained in this step."""
     kl_start: float | None = None
     """The divergence from the starting model before the step's updates, in nats a token; None if not measured."""
     held_out: EvaluationResult | None = None
