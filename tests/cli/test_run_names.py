@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import requests
+from databases import Postgres
 from serving import ServerProcess
 
 import leyden
@@ -28,7 +29,7 @@ from leyden.store.store import Store
 REWARDS = {"earlier": 0.25, "later": 0.75}
 
 
-async def record(database: Path, reward: float) -> None:
+async def record(database: Path | str, reward: float) -> None:
     """Record a run of the id `calc` with one evaluated task."""
     store = await Store(database).start()
     await store.create_run(RunSpec("calc", config={"model": "spark"}))
@@ -203,6 +204,36 @@ def test_a_run_of_the_home_folders_store_and_one_with_a_folder_have_two_names(
         require_run_folder(home, "calc")
     command("delete", "calc", "--yes")
     assert rewards(command) == {"calc": REWARDS["later"], archived: REWARDS["earlier"]}
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])
+def test_the_database_that_a_variable_names_has_names_before_folders(
+    dialect: str,
+    home: Path,
+    archived: str,
+    command: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    postgres: Postgres | None,
+) -> None:
+    if dialect == "postgresql" and postgres is None:
+        pytest.skip("needs initdb")
+    store = postgres.new_database() if dialect == "postgresql" and postgres else str(home.parent / "server.db")
+    monkeypatch.setenv("LEYDEN_STORE", store)
+    asyncio.run(record(store, 1.0))
+    assert rewards(command) == {"calc": 1.0}
+    assert command("show", "calc")["card"]["reward"] == 1.0
+    for words in (["check", "calc"], ["prune", "calc"], ["export", "calc", "--to", str(home.parent / "exported")]):
+        assert main(words) == 1
+        assert f"no run 'calc' with a folder in runs; there are calc:calc, {archived}" in capsys.readouterr().err
+    assert find_checkpoint("calc", home) is None
+    assert require_run_folder(home, "calc:calc") == home / "calc"
+    assert require_run_folder(home, archived) == home / archived
+    with ServerProcess(home) as server:
+        headers = {"authorization": f"Bearer {server.key(KeyKind.VIEWER)}"}
+        cards = requests.get(f"{server.url}/api/overview", headers=headers, timeout=30).json()
+        expected = {"calc": 1.0, "calc:calc": REWARDS["later"], archived: REWARDS["earlier"]}
+        assert {card["id"]: card["reward"] for card in cards} == expected
 
 
 def test_compare_says_which_way(home: Path, archived: str, capsys: pytest.CaptureFixture[str]) -> None:

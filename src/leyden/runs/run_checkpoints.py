@@ -1,11 +1,13 @@
 """Finds the run that a model is named after, and its checkpoints, without importing torch."""
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from leyden.config import Config, ConfigError, policy_configs, trained_policies
+from leyden.config.schema import STORE_VARIABLE
 from leyden.models.source import BUNDLED
 from leyden.runs.checkpoint_files import (
     STATE_FILE,
@@ -119,7 +121,7 @@ def find_run_folder(home: Path, run: str) -> Path | None:
     for folder in may_have(run_folders(home), run):
         if folder.name == run:
             return folder if run not in _common_ids(home) else None
-        if _is_folders_name(folder, run):
+        if _name_of_folder(folder) == run:
             return folder
     return None
 
@@ -130,20 +132,27 @@ def require_run_folder(home: Path, run: str) -> Path:
         return folder
     if (refusal := denied(home, run)) is not None:
         raise ConfigError(refusal)
-    known = ", ".join(folder.name for folder in run_folders(home))
+    known = ", ".join(_names_of_folders(home))
     there = f"; there are {known}" if known else ""
     raise ConfigError(f"there is no run {run!r} with a folder in {home}{there}")
 
 
+def _names_of_folders(home: Path) -> list[str]:
+    """Return the names of the runs that have a folder in a home folder."""
+    taken = _common_ids(home)
+    names = ((_name_of_folder(folder) if folder.name in taken else folder.name) for folder in run_folders(home))
+    return [name for name in names if name is not None]
+
+
 def _common_ids(home: Path) -> Collection[str]:
-    if not (home / STORE_NAME).exists():
+    if not os.environ.get(STORE_VARIABLE) and not (home / STORE_NAME).exists():
         return ()
     from leyden.runs.stored_runs import common_ids
 
     return common_ids(home)
 
 
-def _is_folders_name(folder: Path, run: str) -> bool:
-    from leyden.runs.stored_runs import is_folders_name
+def _name_of_folder(folder: Path) -> str | None:
+    from leyden.runs.stored_runs import name_of_folder
 
-    return is_folders_name(folder, run)
+    return name_of_folder(folder)

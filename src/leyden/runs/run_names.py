@@ -1,11 +1,11 @@
 """What the name of a run means: one rule for every command, for the Python interface and for the dashboard.
 
-A run in the store of a home folder itself, or in a database that is named by its URL, is called by its id there. A run
-that has a folder in the home folder is called by that folder's name, whatever its id is in the folder's store: a run
-that `--restart` moved aside keeps its id, and its folder has another name. Of several runs in the store, the folder's
-is the one that has its name, otherwise the one in its configuration. Every other run of a folder's store, and the
-folder's own one if the home folder's store has a run of that name, is called FOLDER:ID. So no two runs of a home folder
-have the same name, and a name says which folder has its store.
+A run in the store of a home folder itself, or in the database that `--store` or `LEYDEN_STORE` names in its place, is
+called by its id there. A run that has a folder in the home folder is called by that folder's name, whatever its id is
+in the folder's store: a run that `--restart` moved aside keeps its id, and its folder has another name. Of several runs
+in the store, the folder's is the one that has its name, otherwise the one in its configuration. Every other run of a
+folder's store, and the folder's own one if the home folder's store has a run of that name, is called FOLDER:ID. So no
+two runs of a home folder have the same name, and a name says which folder has its store.
 """
 
 import os

@@ -1,5 +1,6 @@
 """Reads runs without a server, from the stores below a home folder. `runs/run_names.py` says what their names mean."""
 
+import os
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -13,6 +14,7 @@ from sqlalchemy.exc import DatabaseError
 from leyden.api.client import Remote
 from leyden.api.views import Evaluation, EvaluationQuery, Fleet, RunCard, add_engines
 from leyden.api.wire import RunSummary
+from leyden.config.schema import STORE_VARIABLE
 from leyden.records import Run
 from leyden.runs.run_names import (
     STORE_NAME,
@@ -157,11 +159,12 @@ def open_run(home: Path, run: str, location: str | None = None) -> Iterator[Stor
     raise NotFound(f"no run {run!r}: {there}")
 
 
-def is_folders_name(folder: Path, run: str) -> bool:
-    """Whether a name is that of the run whose folder this is; False if the folder's store cannot be read."""
-    with suppress(StoreUnusable), _common_store(folder.parent) as common, _folder_store(folder, _ids(common)) as found:
-        return found.named.own == run
-    return False
+def name_of_folder(folder: Path) -> str | None:
+    """Return the name of the run whose folder this is; None if there is none, or its store cannot be read."""
+    taken = common_ids(folder.parent)
+    with suppress(StoreUnusable), _folder_store(folder, taken) as found:
+        return found.named.own
+    return None
 
 
 def has_only_others(folder: Path) -> bool:
@@ -172,8 +175,8 @@ def has_only_others(folder: Path) -> bool:
 
 
 def common_ids(home: Path) -> Collection[str]:
-    """Return the ids of the runs in the store of a home folder."""
-    with _common_store(home) as common:
+    """Return the ids of the runs in the store of a home folder, or in the one that `LEYDEN_STORE` names instead."""
+    with _common_store(home, os.environ.get(STORE_VARIABLE) or None) as common:
         return _ids(common)
 
 
