@@ -144,3 +144,18 @@ def test_files_in_memory_count_as_memory_of_a_program_in_a_sandbox(folder: Path,
 @by_root
 def test_no_file_system_in_memory_of_a_sandbox_is_larger_than_the_limit(folder: Path, as_root: bool) -> None:
     assert run(folder, SIZES, as_root, memory_mb=200)[0] == "/tmp 200\n/dev/shm 200\n"
+
+
+MOUNTED = """
+import subprocess, sys
+MOUNT = "mount -t tmpfs memory /tmp && cd /tmp && umount -l /tmp && head -c 500M /dev/zero > file && sleep 600"
+OPEN = "import ctypes, sys; sys.exit(ctypes.CDLL(None).syscall(430, b'tmpfs', 0) != -1)"
+own_namespaces = ("unshare", "--user", "--map-root-user", "--mount", "--propagation", "unchanged")
+print(subprocess.run([*own_namespaces, "sh", "-c", MOUNT], stderr=subprocess.DEVNULL).returncode != 0)
+print(subprocess.run([*own_namespaces, sys.executable, "-c", OPEN]).returncode == 0)
+"""
+
+
+@by_root
+def test_no_program_in_a_sandbox_mounts_memory_that_nobody_can_count(folder: Path, as_root: bool) -> None:
+    assert run(folder, MOUNTED, as_root, memory_mb=200) == ("True\nTrue\n", "")

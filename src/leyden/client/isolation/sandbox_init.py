@@ -15,6 +15,7 @@ from contextlib import suppress
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib is slow to import
 
 import forwarding  # type: ignore[import-not-found]  # found through the line above
+import no_mounts  # type: ignore[import-not-found]  # likewise
 
 
 def _listen(address: str, port: int, path: str) -> "forwarding.ForwardRoute":
@@ -50,6 +51,10 @@ def main(options: str, command: list[str]) -> None:
         os.setgroups([])
         os.setresgid(wanted["user"], wanted["user"], wanted["user"])
         os.setresuid(wanted["user"], wanted["user"], wanted["user"])
+    try:
+        no_mounts.forbid_mounts()
+    except OSError as error:
+        sys.exit(f"this kernel cannot forbid mounts, which a sandbox needs (seccomp): {error}")
     if routes and os.fork() == 0:
         _forward(routes)
     for route in routes:
