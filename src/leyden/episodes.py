@@ -35,12 +35,11 @@ def effective(rewards: Sequence[Reward]) -> tuple[Reward, ...]:
 
 def chain_messages(chain: Sequence[Call]) -> tuple[Any, ...]:
     """Return all messages of the prompt of a chain's last call. Each call of a chain is the parent of the next."""
-    answered: tuple[Any, ...] = ()
-    messages: tuple[Any, ...] = ()
+    messages: list[Any] = []
     for call in chain:
-        messages = answered[: call.kept_messages] + call.messages
-        answered = (*messages, call.response)
-    return messages
+        del messages[call.kept_messages :]
+        messages += (*call.messages, call.response)
+    return tuple(messages[:-1])
 
 
 class Episode(Struct, frozen=True, dict=True):

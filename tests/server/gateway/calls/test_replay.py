@@ -18,6 +18,8 @@ from leyden.api.wire import FinishRequest
 from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Call, CallStatus, FixedAnswer, Origin
+from leyden.server.gateway.calls import replay
+from leyden.server.gateway.prompts.history import meanings
 from leyden.server.gateway.upstream.client import UpstreamClient
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}}
@@ -235,6 +237,29 @@ async def test_a_prompt_that_differs_is_named_and_the_attempt_goes_on_as_an_ordi
     why = 'message 3 (user) was "…. Today is 2026-11-18. Begin." and is "…. Today is 2026-11-19. Begin."'
     assert episode.attempt.diverged.why == why
     assert "leaves the record that it replays at call 2" in caplog.text
+
+
+async def test_a_request_that_leaves_a_long_record_is_compared_with_few_of_its_requests(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_the_same(server)
+    said: list[Any] = [{"role": "user", "content": "Hello"}]
+    async with clients(server) as ask:
+        for _ in range(20):
+            said += [(await ask.chat(said))[0], {"role": "user", "content": "Go on"}]
+    await server.branch("h", Origin(server.attempt, 20))
+    compared: list[int] = []
+
+    def noted(messages: Any) -> list[bytes]:
+        compared.append(len(messages))
+        return meanings(messages)
+
+    monkeypatch.setattr(replay, "meanings", noted)
+    async with clients(server) as ask:
+        await ask.chat([{"role": "user", "content": "Goodbye"}])
+    assert {*compared} == {*range(1, 33, 2)}  # the messages of 16 requests
+    diverged = (await server.episode()).attempt.diverged
+    assert diverged is not None and diverged.why == 'message 1 (user) was "Hello" and is "Goodbye"'
 
 
 async def test_other_tools_choices_and_alternatives_are_named(server: ModelServer) -> None:

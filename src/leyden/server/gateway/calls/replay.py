@@ -8,7 +8,7 @@ from array import array
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from hashlib import blake2b
-from itertools import takewhile
+from itertools import islice, takewhile
 from operator import eq
 from typing import Any
 
@@ -26,6 +26,8 @@ from leyden.server.gateway.prompts.prompt import Prompt
 from leyden.store.read import queries
 
 _ALTERNATIVES = "it requests logprobs of other tokens or of the prompt, which are not in the record"
+_COMPARED = 16
+"""How many recorded requests are compared with one that is not in the record: each may have thousands of messages."""
 _SHOWN = 60
 """How many characters of a message are shown from where it differs, and some before."""
 
@@ -87,13 +89,13 @@ class Replay:
         return calls
 
     def _difference(self, asked: History, choices: int) -> str:
-        """Say how a request differs from the recorded one that shares most of its messages."""
+        """Say how a request differs from the one of the next recorded ones that shares most of its messages."""
         said = meanings(asked.messages)
 
         def shared(calls: Sequence[Call]) -> int:
             return _common_length(said, meanings(self._recorded.messages(calls[0])))
 
-        closest = max(self._waiting.values(), key=shared)
+        closest = max(islice(self._waiting.values(), _COMPARED), key=shared)
         first, at = closest[0], shared(closest)
         recorded = self._recorded.messages(first)
         if at < len(asked.messages) or at < len(recorded):
