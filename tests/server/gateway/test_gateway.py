@@ -17,10 +17,12 @@ from sqlalchemy.exc import OperationalError
 
 from leyden.api.client import Remote
 from leyden.api.wire import FinishRequest
+from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Purpose
 from leyden.server.control.keys import KeyKind
 from leyden.server.gateway.calls.call_pacer import CallPacer
+from leyden.server.gateway.prompts.prefix_index import PrefixIndex
 from leyden.store.read import queries
 
 ASK: Any = {"model": "m", "messages": [{"role": "user", "content": "Heads or tails?"}]}
@@ -103,6 +105,28 @@ async def test_limits_are_those_of_the_step_and_an_evaluation_has_the_last(
         with pytest.raises(openai.PermissionDeniedError, match=f"of its {calls} calls"):
             await client.chat.completions.create(**ASK)
     assert {request.max_tokens for request in server.engine.requests} == {tokens}
+
+
+async def test_a_restarted_server_reads_an_attempt_once_and_answers_others_meanwhile(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await server.new_attempt()
+    async with client_of(server) as client:
+        await client.chat.completions.create(**ASK)
+        server.forget_attempts()
+        build, threads = PrefixIndex.from_episode, list[threading.Thread]()
+
+        def noted(episode: Episode) -> PrefixIndex:
+            threads.append(threading.current_thread())
+            return build(episode)
+
+        monkeypatch.setattr(PrefixIndex, "from_episode", noted)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(3):
+                tasks.create_task(client.chat.completions.create(**ASK))
+    (thread,) = threads
+    assert thread is not threading.main_thread()
+    await server.check(calls=4)
 
 
 async def test_the_session_of_an_attempt_ends_with_it(server: ModelServer) -> None:

@@ -1,5 +1,6 @@
 """Answers model calls: routes each to a served model, the upstream or a fixed answer; sets its budget and sampling."""
 
+import asyncio
 import logging
 import time
 from collections import defaultdict
@@ -65,6 +66,8 @@ class Gateway:
         self._pacer = CallPacer()
         self._attempts: dict[str, AttemptCalls] = {}
         """The active attempts that have called a model."""
+        self._reading: dict[str, asyncio.Task[AttemptCalls]] = {}
+        """Those that are being read from the record."""
         self._started: dict[str, tuple[Purpose, int | None]] = {}
         """Purpose and step of the active attempts that started after this server, which have no calls in the store."""
         self._settings: dict[str, RunSettings] = {}
@@ -331,6 +334,12 @@ class Gateway:
         """Return the calls of an attempt; read them from the record if the attempt started before this server."""
         if (known := self._attempts.get(attempt.id)) is not None:
             return known
+        if (reading := self._reading.get(attempt.id)) is None:
+            reading = self._reading[attempt.id] = asyncio.create_task(self._read_calls(attempt))
+            reading.add_done_callback(lambda _: self._reading.pop(attempt.id, None))
+        return await asyncio.shield(reading)  # also for other calls, if the first caller hangs up
+
+    async def _read_calls(self, attempt: Attempt) -> AttemptCalls:
         settings, episode, started = await self._settings_of(attempt.run), None, self._started.get(attempt.id)
         if started is None:
             episode = await self._store.read(queries.get_episode, attempt.run, attempt.id)
@@ -338,11 +347,13 @@ class Gateway:
         purpose, step = started
         made = () if episode is None else episode.calls
         replay = await self._store.read(read_replay, attempt, made) if attempt.origin is not None else None
+        settings = settings.at(step if purpose is Purpose.TRAIN else None)
+        build = partial(AttemptCalls, attempt, purpose, settings, self.times[attempt.run], episode, replay)
+        calls = build() if not made else await asyncio.to_thread(build)  # of thousands of calls it takes seconds
         if self._leases.get(attempt.id) is None:  # it ended meanwhile: no event would remove the entry
             raise GatewayError(ErrorKind.FORBIDDEN, f"attempt {attempt.id} has ended")
-        settings = settings.at(step if purpose is Purpose.TRAIN else None)
-        calls = AttemptCalls(attempt, purpose, settings, self.times[attempt.run], episode, replay)
-        return self._attempts.setdefault(attempt.id, calls)
+        self._attempts[attempt.id] = calls
+        return calls
 
 
 def _role(caller: Caller, request: GenerationRequest, settings: RunSettings) -> str | None:
