@@ -1,4 +1,4 @@
-"""How many large texts are tokenised at the same time."""
+"""How many large texts are tokenised at the same time, and that none holds up other calls."""
 
 import asyncio
 import threading
@@ -8,9 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
-from modelserving import model_server
+from modelserving import END, model_server
 
+from leyden.rendering.tokenizer import Tokenizer
+from leyden.server.gateway.dialects.responses.items import seal_reasoning
+from leyden.server.gateway.prompts.history import History
 from leyden.server.gateway.prompts.prefix_index import PrefixIndex
 from leyden.server.gateway.prompts.tokenising import in_thread, within_memory
 
@@ -92,3 +96,38 @@ async def test_two_large_texts_at_a_time_and_one_of_each_attempt() -> None:
     may_end.set()
     await asyncio.gather(*waiting)
     assert sorted(begun) == sorted(names)
+
+
+async def test_reasoning_that_a_template_may_drop_is_tokenised_beside_other_calls_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noted(tokenizer: Tokenizer, text: str) -> list[int]:
+        if len(text) > LARGE // 8:
+            threads.append(threading.current_thread())
+        return text_ids(tokenizer, text)
+
+    text_ids = Tokenizer.text_ids
+    monkeypatch.setattr(Tokenizer, "text_ids", noted)
+    async with model_server(tmp_path) as server:
+        await server.new_attempt()
+        server.say = lambda _: "So." + END
+        url, headers = f"{server.url}/v1/responses", {"authorization": f"Bearer {server.key}"}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            for size, why in ((LARGE // 4, "tokens"), (16 * LARGE, "leave out that of earlier answers")):
+                thought = {"type": "reasoning", "encrypted_content": seal_reasoning("x" * (size - 1))}
+                asked: dict[str, Any] = {"model": "spark", "input": [thought, {"role": "user", "content": "Well?"}]}
+                async with session.post(url, json=asked) as reply:
+                    assert reply.status == 400 and why in await reply.text()
+    assert threads and threading.main_thread() not in threads
+
+
+def test_arguments_are_compared_by_meaning_up_to_as_many_values_as_a_body_may_have() -> None:
+    def essence(values: int, number: str) -> bytes:
+        function = {"name": "add", "arguments": f'{{"n": [{", ".join([number] * values)}]}}'}
+        answer: dict[str, Any] = {"role": "assistant", "tool_calls": [{"id": "c", "function": function}]}
+        return History.of([answer], (), "m").essential_digests[-1]
+
+    assert essence(1000, "2.0") == essence(1000, "2")
+    assert essence(300_000, "2.0") != essence(300_000, "2")

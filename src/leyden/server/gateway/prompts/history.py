@@ -15,6 +15,10 @@ from leyden.server.gateway.dialects.types import PREFIX, Message
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _EXACT_INTEGERS = 2.0**53
+_STRUCTURE = (",", "[", "{")
+_MAX_VALUES = 250_000
+"""Values, about, of all arguments of a request that are compared by meaning, as many as a body may have. Those after
+them are compared as text: a request of the largest size could have millions."""
 
 
 class AnswerDetails(Struct, frozen=True):
@@ -59,24 +63,27 @@ class History(Struct, frozen=True):
     answers: list[AnswerDetails]
     """The details of the assistant's messages."""
     sizes: list[int]
-    """The approximate bytes of each prefix."""
+    """The approximate bytes of each prefix, without what templates may drop."""
+    whole_sizes: list[int]
+    """The approximate bytes of each prefix that a template may write: with reasoning and the ids of tool calls."""
 
     @classmethod
     def of(cls, messages: Sequence[Message], tools: tuple[Any, ...], policy: str) -> "History":
         """Compute the digests of a request's messages."""
-        call_order: dict[str, int] = {}
+        conversation = _Conversation()
         first = _encode([policy, tools])
-        digests, sizes = [_digest(b"", first)], [len(first)]
+        digests, sizes, whole_sizes = [_digest(b"", first)], [len(first)], [len(first)]
         essential = list(digests)
         answers = []
         for message in messages:
-            data, core = _meaning(message, call_order)
+            data, core = _meaning(message, conversation)
             digests.append(_digest(digests[-1], data))
             essential.append(_digest(essential[-1], core))
             sizes.append(sizes[-1] + len(data))
+            whole_sizes.append(whole_sizes[-1] + len(data) + _droppable_size(message))
             if message.get("role") == "assistant":
                 answers.append(AnswerDetails.of(message))
-        return cls(messages, tools, policy, digests, essential, answers, sizes)
+        return cls(messages, tools, policy, digests, essential, answers, sizes, whole_sizes)
 
     @property
     def prefilled(self) -> bool:
@@ -91,7 +98,7 @@ class History(Struct, frozen=True):
 
     def with_answer(self, response: Message) -> tuple[bytes, bytes]:
         """Return the two digests of this history followed by an answer."""
-        data, core = _meaning(self.whole_answer(response), {})
+        data, core = _meaning(self.whole_answer(response), _Conversation())
         before = -2 if self.prefilled else -1
         return _digest(self.digests[before], data), _digest(self.essential_digests[before], core)
 
@@ -102,21 +109,38 @@ class History(Struct, frozen=True):
 
 def meanings(messages: Sequence[Message]) -> list[bytes]:
     """Return what each message says, without what a client may drop from an answer; equal bytes mean equal meaning."""
-    call_order: dict[str, int] = {}
-    return [_meaning(message, call_order)[1] for message in messages]
+    conversation = _Conversation()
+    return [_meaning(message, conversation)[1] for message in messages]
 
 
-def _meaning(message: Message, call_order: dict[str, int]) -> tuple[bytes, bytes]:
-    """Return what a message says, and that without what may be dropped from an answer.
+class _Conversation:
+    """What the meaning of a message depends on, of those before it."""
 
-    `call_order` maps the tool call ids of the last answer to their positions.
-    """
+    def __init__(self) -> None:
+        self.call_order: dict[str, int] = {}
+        """The positions of the tool calls of the last answer, by id."""
+        self.values = _MAX_VALUES
+        """How many more values of arguments are compared by meaning."""
+
+
+def _droppable_size(message: Message) -> int:
+    """Return the size of what a message has and its meaning has not: reasoning, and the ids of tool calls."""
+    reasoning = message.get("reasoning_content")
+    ids = sum(len(call["id"]) for call in message.get("tool_calls") or ())
+    return ids + (len(reasoning) if isinstance(reasoning, str) else 0)
+
+
+def _meaning(message: Message, conversation: _Conversation) -> tuple[bytes, bytes]:
+    """Return what a message says, and that without what may be dropped from an answer."""
+    call_order = conversation.call_order
     match message.get("role"):
         case "assistant":
             calls = message.get("tool_calls") or ()
             call_order.clear()
             call_order.update({call["id"]: index for index, call in enumerate(calls)})
-            made = [[call["function"]["name"], _arguments(call["function"]["arguments"])] for call in calls]
+            made = [
+                [call["function"]["name"], _arguments(call["function"]["arguments"], conversation)] for call in calls
+            ]
             text = (message.get("content") or "").strip()
             # of reasoning only a digest: templates may drop it, so it does not count for the size of a request
             reasoning = _text_digest(message.get("reasoning_content")).hex()
@@ -129,7 +153,10 @@ def _meaning(message: Message, call_order: dict[str, int]) -> tuple[bytes, bytes
     return data, data
 
 
-def _arguments(text: str) -> Any:
+def _arguments(text: str, conversation: _Conversation) -> Any:
+    conversation.values -= sum(map(text.count, _STRUCTURE))
+    if conversation.values < 0:
+        return ["too large", text.strip()]
     try:
         return _with_plain_numbers(msgspec.json.decode(text))
     except (msgspec.DecodeError, RecursionError, OverflowError):

@@ -20,6 +20,8 @@ NOT_EXTENDED = "the model's template does not extend this turn"
 DROPS_REASONING = "the model's template drops the reasoning of earlier turns"
 _PREFILL_AND_FORMAT = "an answer in a format cannot be continued: leave out the assistant's last message, or the format"
 CUT_BY_STOP = "a stop string cut the answer: its tokens say more than its text"
+_MAX_DROPPED = 8
+"""Reasoning of earlier turns, in lengths of the longest text that the model takes."""
 
 
 class Prompt(Struct, frozen=True):
@@ -75,7 +77,7 @@ async def build_prompt(
         begun = await in_thread(len(prefill), partial(model.tokenizer.text_ids, prefill))
         return replace(prompt, history=history, ids=[*prompt.ids, *begun])
 
-    prompt = await within_memory(model, index, history.sizes[-1], build)
+    prompt = await within_memory(model, index, history.whole_sizes[-1], build)
     if not forces_call or not isinstance(renderer, ToolCallForcer):
         return prompt
     forced = tuple(renderer.begin_call(request.tool_choice.name))
@@ -96,16 +98,21 @@ async def count_tokens(
         return answered
     _refuse_too_long(model, request, history)
     messages, tools = list(request.messages), list(request.tools) or None
-    size, render = history.sizes[-1], partial(model.renderer.render_ids, messages, tools=tools)
+    size, render = history.whole_sizes[-1], partial(model.renderer.render_ids, messages, tools=tools)
     return len(await within_memory(model, index, size, partial(in_thread, size, render)))
 
 
 def _refuse_too_long(model: ServedModel, request: GenerationRequest, history: History) -> None:
     """Refuse a request whose text has too many tokens for the model, before it is tokenised.
 
-    Tokenising takes a hundred times the memory of the text. Reasoning does not count, since templates may drop it.
+    Tokenising takes a hundred times the memory of the text. Reasoning does not count, since templates may drop it,
+    unless there is more than an agent can have collected.
     """
     longest = longest_text(model)
+    dropped = history.whole_sizes[-1] - history.sizes[-1]
+    if dropped > _MAX_DROPPED * longest:
+        message = f"the request has {dropped} bytes of reasoning: leave out that of earlier answers"
+        raise GatewayError(ErrorKind.TOO_LONG, message, "messages")
     if history.sizes[-1] <= longest:
         return
     text = sum(len(message["content"].rpartition("</think>")[2].strip()) for message in request.messages)
@@ -121,7 +128,7 @@ def longest_text(model: ServedModel) -> int:
 
 
 async def _build(builder: "_PromptBuilder") -> Prompt:
-    sizes, match = builder.history.sizes, builder.match
+    sizes, match = builder.history.whole_sizes, builder.match
     if match.origin is PromptOrigin.CONTINUED:
         extended = await in_thread(sizes[-1] - sizes[match.shared_messages], builder.extend)
         if extended is not None:
