@@ -1,5 +1,6 @@
 """The HTTP routes of the gateway: those of every dialect, and the paths that are passed on to the upstream."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -15,7 +16,7 @@ from leyden.server.gateway.dialects.base import (
     StoredAnswer,
 )
 from leyden.server.gateway.dialects.registry import BASES, DIALECTS, GOOGLE
-from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest
+from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest, PromptTokens
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.gateway import Gateway
 from leyden.server.http.content import JSON
@@ -58,7 +59,10 @@ def generation_handler(dialect: Dialect) -> Handler:
         if parsed.generation.stream:
             return StreamResponse(_stream(writer, events), headers=dict(headers))
         async with aclosing(events):
-            return Raw(writer.whole([event async for event in events]), JSON, headers)
+            made = [event async for event in events]
+        if any(isinstance(event, PromptTokens) for event in made):  # millions of logprobs, with as many prompts
+            return Raw(await asyncio.to_thread(writer.whole, made), JSON, headers)
+        return Raw(writer.whole(made), JSON, headers)
 
     return generate
 

@@ -1,5 +1,6 @@
 """The OpenAI completions dialect, through the official client, unmodified."""
 
+import threading
 from collections.abc import AsyncIterator
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from leyden.engine.torch.engine import TorchEngine
 from leyden.records import CallStatus, PromptOrigin
+from leyden.server.gateway.dialects.completions import CompletionsWriter
 from leyden.server.gateway.prompts.prompt import CUT_BY_STOP
 from leyden.server.gateway.upstream.client import UpstreamClient
 
@@ -156,6 +158,22 @@ async def test_the_logprobs_of_a_prompt_are_echoed(
     assert [len(made.completion_ids) for made in calls] == [max_tokens] * 2
     assert {made.untrainable for made in calls} == {None if max_tokens else "no tokens"}
     assert {made.status for made in calls} == {CallStatus.OK}
+
+
+async def test_the_logprobs_of_many_prompts_are_written_beside_other_calls(
+    server: ModelServer, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noted(writer: CompletionsWriter, events: Any) -> bytes:
+        threads.append(threading.current_thread())
+        return whole(writer, events)
+
+    whole = CompletionsWriter.whole
+    monkeypatch.setattr(CompletionsWriter, "whole", noted)
+    await client.completions.create(model="m", prompt=["a b", "c d"], echo=True, logprobs=1, max_tokens=0)
+    (thread,) = threads
+    assert thread is not threading.main_thread()
 
 
 async def echoed(client: openai.AsyncOpenAI, stream: bool, **options: Any) -> list[tuple[str, str, dict[str, Any]]]:
