@@ -2,18 +2,19 @@
 
 Text that was sent is never changed. So a call whose name and the beginning of whose arguments can be read is a call, in
 an answer that is not streamed too. If it turns out malformed, it is marked so. Any other malformed call is text, and so
-is a call that the request does not allow.
+is a call that the request does not allow. The call is read from text that is still being written, as most models write
+it: `{"name": ..., "arguments": {...}`. One in another format is read when it is complete, by the model's renderer.
 """
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from leyden.rendering.renderer import ParsedToolCall, ToolCallStatus
-from leyden.server.gateway.answers.call_text import CallText, read_call_text
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     ToolArgumentsDelta,
@@ -21,6 +22,22 @@ from leyden.server.gateway.dialects.types import (
     ToolCallFinished,
     ToolCallStarted,
 )
+
+_HEAD = re.compile(
+    r'(?:<tool_call>)?\s*\{\s*"name"\s*:\s*("(?:[^"\\\n]|\\.)+")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+_END = "</tool_call>"
+_PARTS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[{}\[\]]', re.DOTALL)
+
+
+class CallText(NamedTuple):
+    """A tool call as far as it is written."""
+
+    name: str
+    arguments: str
+    """The text of the arguments so far; later text only appends to it."""
+    complete: bool
+    """Whether the arguments are closed."""
 
 
 class _SentCall:
@@ -138,3 +155,28 @@ def _decoded(arguments: str) -> Any:
         return json.loads(arguments)
     except (ValueError, RecursionError):
         return None
+
+
+def read_call_text(text: str) -> CallText | None:
+    """Read a call; None if its name is not complete, or if it is in another format."""
+    head = _HEAD.match(text)
+    if head is None:
+        return None
+    try:
+        name = json.loads(head[1])
+    except ValueError:
+        return None
+    depth = 0
+    for part in _PARTS.finditer(text, head.end()):
+        if part[0] in "{[":
+            depth += 1
+        elif part[0] in "}]":
+            depth -= 1
+            if not depth:
+                return CallText(name, text[head.end() : part.end()], True)
+    # An incomplete character decodes to U+FFFD, and white space may be cut off by the renderer.
+    arguments = text[head.end() :].rstrip().rstrip("\ufffd").rstrip()
+    mark = arguments.rfind("<")
+    if mark >= 0 and _END.startswith(arguments[mark:]):
+        arguments = arguments[:mark].rstrip()
+    return CallText(name, arguments, False)

@@ -2,7 +2,7 @@
 
 import time
 
-from leyden.server.gateway.answers.call_text import read_call_text
+from leyden.server.gateway.answers.tool_call_stream import read_call_text
 
 HEAD = '{"name": "f", "arguments": '
 
