@@ -12,8 +12,7 @@ from google.genai import errors, types
 from modelserving import END, ModelServer, call
 
 from leyden.records import PromptOrigin
-from leyden.server.gateway.dialects.google.request import read_request
-from leyden.server.gateway.dialects.google.schemas import json_schema
+from leyden.server.gateway.dialects.google.request import json_schema, read_request
 from leyden.server.gateway.errors import GatewayError
 
 ADD = types.FunctionDeclaration(

@@ -9,8 +9,7 @@ from msgspec import Meta, Struct
 
 from leyden.server.gateway.dialects.base import Dialect, DialectRequest, ModelAccess, RouteRequest
 from leyden.server.gateway.dialects.encoding import decode_body, given_of, sse_event
-from leyden.server.gateway.dialects.openai_error import openai_error
-from leyden.server.gateway.dialects.openai_parameters import SamplingParameters
+from leyden.server.gateway.dialects.openai import SamplingParameters, openai_error
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     AnswerFinished,

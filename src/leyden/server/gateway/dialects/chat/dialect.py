@@ -8,7 +8,7 @@ import msgspec
 from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
 from leyden.server.gateway.dialects.chat.request import read_request
 from leyden.server.gateway.dialects.chat.writer import ChatWriter
-from leyden.server.gateway.dialects.openai_error import openai_error
+from leyden.server.gateway.dialects.openai import openai_error
 from leyden.server.gateway.errors import GatewayError, no_model
 
 

@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 from leyden.server.gateway.dialects.chat.messages import read_messages
 from leyden.server.gateway.dialects.chat.tools import custom_names, read_tool, read_tool_choice
 from leyden.server.gateway.dialects.encoding import decode_body, given_of
-from leyden.server.gateway.dialects.openai_parameters import SamplingParameters
+from leyden.server.gateway.dialects.openai import SamplingParameters
 from leyden.server.gateway.dialects.types import Format, GenerationRequest
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 

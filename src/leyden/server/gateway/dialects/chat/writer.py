@@ -9,8 +9,7 @@ import msgspec
 from leyden.server.gateway.dialects.chat.request import AnswerForm
 from leyden.server.gateway.dialects.custom_tools import CustomInput, custom_input
 from leyden.server.gateway.dialects.encoding import sse_event
-from leyden.server.gateway.dialects.openai_error import openai_error
-from leyden.server.gateway.dialects.openai_parameters import write_logprob
+from leyden.server.gateway.dialects.openai import openai_error, write_logprob
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     AnswerFinished,

@@ -1,4 +1,4 @@
 """Google's Gemini API: `generateContent`, its stream, token counts and models.
 
-`contents` reads a conversation, `request` the parameters, `schemas` tools and schemas; `writer` writes answers.
+`contents` reads a conversation, `request` the parameters, tools and schemas; `writer` writes answers and errors.
 """

@@ -7,9 +7,8 @@ import msgspec
 from msgspec.structs import replace
 
 from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
-from leyden.server.gateway.dialects.google.errors import google_error
 from leyden.server.gateway.dialects.google.request import read_count, read_request
-from leyden.server.gateway.dialects.google.writer import GoogleWriter
+from leyden.server.gateway.dialects.google.writer import GoogleWriter, google_error
 from leyden.server.gateway.errors import ErrorKind, GatewayError, no_model
 
 _METHODS = ("generateContent", "streamGenerateContent")

@@ -1,5 +1,6 @@
-"""Reads the body of a request to generateContent."""
+"""Reads the body of a request to generateContent: names in two spellings, and schemas in the manner of OpenAPI."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
@@ -9,12 +10,17 @@ from msgspec.structs import replace
 from leyden.server.gateway.dialects.chat.tools import read_tool_choice
 from leyden.server.gateway.dialects.encoding import decode_body
 from leyden.server.gateway.dialects.google.contents import read_contents
-from leyden.server.gateway.dialects.google.schemas import json_schema, with_field_names
-from leyden.server.gateway.dialects.openai_parameters import SamplingParameters
+from leyden.server.gateway.dialects.openai import SamplingParameters
 from leyden.server.gateway.dialects.types import Format, GenerationRequest, ToolChoice
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 
 _CHOICES = {"MODE_UNSPECIFIED": "auto", "AUTO": "auto", "VALIDATED": "auto", "ANY": "required"}
+_USER_DATA = frozenset(
+    {"args", "response", "parameters", "parameters_json_schema", "response_schema", "response_json_schema", "labels"}
+)
+"""Fields whose content is not Google's."""
+_INTEGERS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
+"""Google writes integers of 64 bits as text."""
 
 
 class _Thinking(Struct, frozen=True):
@@ -154,3 +160,42 @@ def _format(config: _GenerationConfig) -> Format | None:
         case None | "" | "text/plain" if not schema:
             return None
     raise GatewayError(ErrorKind.INVALID, "write text/plain, or application/json if there is a schema", field)
+
+
+def with_field_names(value: Any) -> Any:
+    """Spell the names of all fields as `max_output_tokens`: Google's service reads them so and as `maxOutputTokens`.
+
+    SDKs write integers as `5.0` too.
+    """
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, list):
+        return [with_field_names(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    named = ((re.sub(r"(?<=[a-z])[A-Z]", lambda found: f"_{found[0].lower()}", name), value[name]) for name in value)
+    return {name: inner if name in _USER_DATA else with_field_names(inner) for name, inner in named}
+
+
+def json_schema(schema: Any) -> Any:
+    """Convert a schema of Google's to JSON Schema: types in lower case, `nullable` as a type."""
+    if not isinstance(schema, dict):
+        return schema
+    made: dict[str, Any] = {}
+    for given, value in schema.items():
+        match re.sub(r"_([a-z])", lambda found: found[1].upper(), given):
+            case "propertyOrdering" | "nullable":
+                pass
+            case "type" if isinstance(value, str):
+                made["type"] = value.lower()
+            case "properties" if isinstance(value, dict):
+                made["properties"] = {property: json_schema(inner) for property, inner in value.items()}
+            case "anyOf" if isinstance(value, list):
+                made["anyOf"] = [json_schema(option) for option in value]
+            case "items" | "additionalProperties" as name:
+                made[name] = json_schema(value)
+            case name if name in _INTEGERS and isinstance(value, str) and value.isdecimal() and len(value) < 20:
+                made[name] = int(value)
+            case name:
+                made[name] = value
+    return {"anyOf": [made, {"type": "null"}]} if schema.get("nullable") is True else made

@@ -1,4 +1,4 @@
-"""Writes the answer to a request to generateContent, whole or as chunks of a stream."""
+"""Writes the answer to a request to generateContent, whole or as chunks of a stream, and the errors of Google's API."""
 
 import base64
 from collections.abc import Sequence
@@ -8,7 +8,6 @@ import msgspec
 
 from leyden.server.gateway.dialects.base import AnswerWriter
 from leyden.server.gateway.dialects.encoding import sse_event
-from leyden.server.gateway.dialects.google.errors import google_error
 from leyden.server.gateway.dialects.tool_input import input_of
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
@@ -20,7 +19,16 @@ from leyden.server.gateway.dialects.types import (
     TokenInfo,
     ToolCallFinished,
 )
-from leyden.server.gateway.errors import GatewayError
+from leyden.server.gateway.errors import STATUS, GatewayError
+
+_STATUS_NAMES = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    429: "RESOURCE_EXHAUSTED",
+    503: "UNAVAILABLE",
+}
 
 
 class GoogleWriter(AnswerWriter):
@@ -121,3 +129,14 @@ def _usage(finished: Sequence[AnswerFinished]) -> dict[str, int]:
         "thoughtsTokenCount": thoughts,
         "totalTokenCount": prompt + sampled,
     }
+
+
+def google_error(error: GatewayError) -> bytes:
+    """Write an error response. The format has no field for the parameter: the message names it."""
+    code = STATUS[error.kind]
+    message = f"{error.param}: {error.message}" if error.param else error.message
+    body: dict[str, Any] = {"code": code, "message": message, "status": _STATUS_NAMES[code]}
+    if error.retry_after is not None:
+        retry = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{error.retry_after:g}s"}
+        body["details"] = [retry]
+    return msgspec.json.encode({"error": body})

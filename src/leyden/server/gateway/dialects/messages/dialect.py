@@ -8,9 +8,8 @@ from msgspec import Meta, Struct
 
 from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
 from leyden.server.gateway.dialects.encoding import decode_body
-from leyden.server.gateway.dialects.messages.errors import anthropic_error
 from leyden.server.gateway.dialects.messages.request import CountRequest, read_prompt, read_request, shows_thinking
-from leyden.server.gateway.dialects.messages.writer import MessagesWriter
+from leyden.server.gateway.dialects.messages.writer import MessagesWriter, anthropic_error
 from leyden.server.gateway.errors import ErrorKind, GatewayError, no_model
 
 

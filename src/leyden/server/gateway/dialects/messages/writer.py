@@ -1,4 +1,4 @@
-"""Writes the answer to a request to /v1/messages, whole or as events."""
+"""Writes the answer to a request to /v1/messages, whole or as events, and the errors of Anthropic's API."""
 
 import base64
 from collections.abc import Sequence
@@ -8,7 +8,6 @@ import msgspec
 
 from leyden.server.gateway.dialects.base import AnswerWriter
 from leyden.server.gateway.dialects.encoding import sse_event
-from leyden.server.gateway.dialects.messages.errors import anthropic_error
 from leyden.server.gateway.dialects.tool_input import ToolInput, input_of
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
@@ -21,11 +20,18 @@ from leyden.server.gateway.dialects.types import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from leyden.server.gateway.errors import GatewayError
+from leyden.server.gateway.errors import STATUS, ErrorKind, GatewayError
 
 _BLOCKS: dict[str, dict[str, Any]] = {
     "text": {"type": "text", "text": ""},
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+}
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
 }
 
 
@@ -156,3 +162,18 @@ def _usage(at: AnswerStarted | AnswerFinished) -> dict[str, int]:
 
 def _event(kind: str, **fields: Any) -> bytes:
     return sse_event(msgspec.json.encode({"type": kind, **fields}), kind)
+
+
+def anthropic_error(error: GatewayError) -> bytes:
+    """Write an error response. The format has no field for the parameter: the message names it.
+
+    A client that sent `thread` gets the code that makes its SDK continue without threads.
+    """
+    kind = _ERROR_TYPES.get(STATUS[error.kind], "overloaded_error" if error.retry_after else "api_error")
+    message = f"{error.param}: {error.message}" if error.param else error.message
+    if error.kind is ErrorKind.TOO_LONG:  # agents look for these words
+        message = f"prompt is too long: {error.message}"
+    body: dict[str, Any] = {"type": kind, "message": message}
+    if error.param == "thread":
+        body["details"] = {"error_code": "thread_unsupported_request", "unsupported": []}
+    return msgspec.json.encode({"type": "error", "error": body})

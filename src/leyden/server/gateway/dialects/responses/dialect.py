@@ -8,8 +8,7 @@ import msgspec
 
 from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
 from leyden.server.gateway.dialects.encoding import decode_body, given_of
-from leyden.server.gateway.dialects.openai_error import openai_error
-from leyden.server.gateway.dialects.responses.history import without_repeated
+from leyden.server.gateway.dialects.openai import openai_error
 from leyden.server.gateway.dialects.responses.ids import call_of_response
 from leyden.server.gateway.dialects.responses.items import read_items
 from leyden.server.gateway.dialects.responses.request import (
@@ -23,6 +22,7 @@ from leyden.server.gateway.dialects.responses.stored import (
     find_response,
     recorded_request,
     resolve_references,
+    without_repeated,
 )
 from leyden.server.gateway.dialects.responses.tools import ToolTable
 from leyden.server.gateway.dialects.responses.writer import ResponseWriter

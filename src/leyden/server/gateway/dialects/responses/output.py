@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from leyden.server.gateway.dialects.custom_tools import CustomInput
-from leyden.server.gateway.dialects.openai_parameters import write_logprob
+from leyden.server.gateway.dialects.openai import write_logprob
 from leyden.server.gateway.dialects.responses.ids import item_id
 from leyden.server.gateway.dialects.responses.items import seal_reasoning
 from leyden.server.gateway.dialects.responses.tools import GivenTool

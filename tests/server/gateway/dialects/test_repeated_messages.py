@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.server.gateway.dialects.responses.history import without_repeated
+from leyden.server.gateway.dialects.responses.stored import without_repeated
 
 ANSWER: Any = {"role": "assistant", "content": "It is."}
 CALL: Any = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}

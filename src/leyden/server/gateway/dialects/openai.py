@@ -1,11 +1,15 @@
-"""What the dialects of OpenAI's API share: the parameters of sampling, and how logprobs are written."""
+"""What the dialects of OpenAI's API share: the parameters of sampling, and how logprobs and errors are written."""
 
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta, Struct
 
 from leyden.records import Sampling
 from leyden.server.gateway.dialects.types import TokenInfo
+from leyden.server.gateway.errors import STATUS, GatewayError
+
+_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 
 class SamplingParameters(Struct, frozen=True, kw_only=True):
@@ -38,3 +42,12 @@ def write_logprob(token: TokenInfo) -> dict[str, Any]:
     """Write a token with its alternatives, for chat and Responses."""
     top = [{"token": text, "logprob": logprob, "bytes": list(data)} for text, data, logprob in token.top]
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.data), "top_logprobs": top}
+
+
+def openai_error(error: GatewayError) -> bytes:
+    """Return the JSON body of an error response."""
+    status = STATUS[error.kind]
+    kind = "rate_limit_error" if status == 429 else _TYPES.get(status, "server_error")
+    return msgspec.json.encode(
+        {"error": {"message": error.message, "type": kind, "param": error.param, "code": str(error.kind)}}
+    )
