@@ -24,13 +24,27 @@ from leyden.config import ConfigError
 from leyden.user_code.loading import LoadError
 
 _COMMANDS = {
-    **dict.fromkeys(("train", "dev", "eval", "export"), "train"),
-    **{name: name for name in ("init", "demo", "serve", "worker")},
-    **dict.fromkeys(("runs", "show"), "show"),
-    **{name: name for name in ("top", "compare", "report", "check", "rescore", "replay")},
-    **dict.fromkeys(("delete", "prune"), "cleaning"),
+    "train": ("train", "train the model behind an agent, or continue a run"),
+    "dev": ("train", "run an agent a few times and report what is recorded"),
+    "eval": ("train", "evaluate a model on the held-out tasks"),
+    "export": ("train", "write a run's weights as a model folder"),
+    "init": ("init", "write a folder to start from"),
+    "demo": ("demo", "train a small agent on the bundled model"),
+    "serve": ("serve", "run a server"),
+    "worker": ("worker", "run agents for a remote server"),
+    "runs": ("show", "list the runs"),
+    "show": ("show", "show a run, or one of its rollouts"),
+    "top": ("top", "watch runs and workers in the terminal"),
+    "compare": ("compare", "compare two evaluations of the same tasks, in pairs"),
+    "report": ("report", "write a run as one HTML file"),
+    "check": ("check", "verify the database and the checkpoints of a run"),
+    "rescore": ("rescore", "compute the rewards of a run again"),
+    "replay": ("replay", "run the agent of a rollout again, answered from its record"),
+    "delete": ("cleaning", "delete a run with everything it keeps"),
+    "prune": ("cleaning", "delete old checkpoints, output and spans of runs; without an option, all three"),
 }
-"""Command to the module that has `add_COMMAND`. Only the module of the command in use is imported: some take long."""
+"""By command, the module that has `add_COMMAND`, and what it does. Some modules take long to import, so only that of
+the command in use is."""
 _ERRORS = {
     "leyden.learner.errors": "TrainingError",
     "leyden.store.errors": "StoreError",
@@ -63,9 +77,10 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"leyden {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     home = default_home()
-    for name, module in _COMMANDS.items():
+    for name, (module, about) in _COMMANDS.items():
         if only in (None, name):
-            command = getattr(import_module(f"leyden.cli.{module}"), f"add_{name}")(commands)
+            command = commands.add_parser(name, help=about)
+            getattr(import_module(f"leyden.cli.{module}"), f"add_{name}")(command)
             command.add_argument("--json", action="store_true", help="print JSON")
             command.add_argument("--home", type=Path, default=home, help="the folder of all runs (default: runs)")
     return top

@@ -1,7 +1,6 @@
 """`leyden check`: verifies what a run keeps."""
 
 import argparse
-from typing import Any
 
 from leyden.cli.arguments import run_name
 from leyden.cli.printing import print_json, stdout_console
@@ -10,14 +9,10 @@ from leyden.runs.check import check_run
 from leyden.runs.run_checkpoints import require_run_folder
 
 
-def add_check(commands: Any) -> argparse.ArgumentParser:
-    """Add the command."""
-    command: argparse.ArgumentParser = commands.add_parser(
-        "check", help="verify the database and the checkpoints of a run"
-    )
+def add_check(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden check`."""
     command.add_argument("name", metavar="RUN", type=run_name)
     command.set_defaults(run=_check)
-    return command
 
 
 async def _check(options: argparse.Namespace) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from typing import Any
 
 from leyden.cli.arguments import integer, run_name
 from leyden.cli.printing import format_bytes, print_json, stdout_console
@@ -14,21 +13,16 @@ from leyden.runs.run_folder import RunFolder, folder_size
 from leyden.runs.stored_runs import has_only_others
 
 
-def add_delete(commands: Any) -> argparse.ArgumentParser:
-    """Add `leyden delete`."""
-    command: argparse.ArgumentParser = commands.add_parser("delete", help="delete a run with everything it keeps")
+def add_delete(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden delete`."""
     command.add_argument("name", metavar="RUN", type=run_name)
     command.add_argument("--yes", action="store_true", help="do not ask")
     add_source(command)
     command.set_defaults(run=_delete)
-    return command
 
 
-def add_prune(commands: Any) -> argparse.ArgumentParser:
-    """Add `leyden prune`."""
-    command: argparse.ArgumentParser = commands.add_parser(
-        "prune", help="delete old checkpoints, output and spans of runs; without an option, all three"
-    )
+def add_prune(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden prune`."""
     command.add_argument("names", metavar="RUN", type=run_name, nargs="+")
     for part in PRUNABLE:
         command.add_argument(f"--{part}", action="store_true", help=f"delete old {part}")
@@ -36,7 +30,6 @@ def add_prune(commands: Any) -> argparse.ArgumentParser:
         "--keep", type=integer(1, 1000), default=1, help="how many of the newest checkpoints to keep (default: 1)"
     )
     command.set_defaults(run=_prune)
-    return command
 
 
 async def _delete(options: argparse.Namespace) -> None:

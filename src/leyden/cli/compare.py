@@ -2,7 +2,6 @@
 
 import argparse
 from contextlib import suppress
-from typing import Any
 
 from rich.markup import escape
 
@@ -16,11 +15,8 @@ from leyden.estimates import estimate
 from leyden.store.read.evaluations import compare_evaluations
 
 
-def add_compare(commands: Any) -> argparse.ArgumentParser:
-    """Add `leyden compare`."""
-    command: argparse.ArgumentParser = commands.add_parser(
-        "compare", help="compare two evaluations of the same tasks, in pairs"
-    )
+def add_compare(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden compare`."""
     command.add_argument("first", metavar="RUN", type=run_name)
     command.add_argument("second", metavar="OTHER", type=run_name)
     command.add_argument(
@@ -32,7 +28,6 @@ def add_compare(commands: Any) -> argparse.ArgumentParser:
     )
     add_source(command)
     command.set_defaults(run=_compare)
-    return command
 
 
 async def _compare(options: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ import argparse
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -26,12 +26,10 @@ FOLDER = (Path(__file__).parents[1] / "demo").resolve()
 RUN = "demo"
 
 
-def add_demo(commands: Any) -> argparse.ArgumentParser:
-    """Add `leyden demo`."""
-    command: argparse.ArgumentParser = commands.add_parser("demo", help="train a small agent on the bundled model")
+def add_demo(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden demo`."""
     add_settings(command)
     command.set_defaults(run=_demo, config=FOLDER / "calc.toml")
-    return command
 
 
 async def _demo(options: argparse.Namespace) -> None:

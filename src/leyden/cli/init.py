@@ -5,7 +5,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from leyden.cli.agent_source import AgentSource, recognise
 from leyden.cli.demo import FOLDER as EXAMPLE
@@ -51,14 +50,12 @@ _CALLS = {
 """By framework: imports, the call of an object that is not a function, and its result."""
 
 
-def add_init(commands: Any) -> argparse.ArgumentParser:
-    """Add `leyden init`."""
-    command: argparse.ArgumentParser = commands.add_parser("init", help="write a folder to start from")
+def add_init(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden init`."""
     command.add_argument("folder", nargs="?", type=Path, help="the folder (default: my-agent, or that of --from)")
     command.add_argument("--from", dest="source", type=Path, metavar="FILE", help="your agent, which is not changed")
     command.add_argument("--model", help=f"the model to train (default: {_MODEL})")
     command.set_defaults(run=_init)
-    return command
 
 
 async def _init(options: argparse.Namespace) -> None:

@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 from rich.console import Console
@@ -27,10 +27,8 @@ _PATIENCE_S = 86_400.0
 """How long somebody may look at an agent that has stopped in the debugger."""
 
 
-def add_replay(commands: Any) -> argparse.ArgumentParser:
-    """Add the command."""
-    about = "run the agent of a rollout again, answered from its record"
-    command: argparse.ArgumentParser = commands.add_parser("replay", help=about)
+def add_replay(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden replay`."""
     command.add_argument("name", metavar="RUN", type=run_name)
     command.add_argument("rollout", metavar="ROLLOUT", type=identifier)
     add_settings(command)
@@ -44,7 +42,6 @@ def add_replay(commands: Any) -> argparse.ArgumentParser:
     )
     add_source(command)
     command.set_defaults(run=_replay)
-    return command
 
 
 async def _replay(options: argparse.Namespace) -> None:

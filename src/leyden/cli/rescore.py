@@ -26,9 +26,8 @@ from leyden.user_code.bridge import background_loop
 _SHOWN_ERRORS = 3
 
 
-def add_rescore(commands: Any) -> argparse.ArgumentParser:
-    """Add the command."""
-    command: argparse.ArgumentParser = commands.add_parser("rescore", help="compute the rewards of a run again")
+def add_rescore(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden rescore`."""
     command.add_argument("name", metavar="RUN", type=run_name)
     command.add_argument("--reward", metavar="MODULE:NAME", help="the reward function (default: the run's own)")
     command.add_argument("--base", metavar="DIR", help="the folder it is loaded from (default: the run's)")
@@ -42,7 +41,6 @@ def add_rescore(commands: Any) -> argparse.ArgumentParser:
     )
     add_source(command)
     command.set_defaults(run=_rescore)
-    return command
 
 
 async def _rescore(options: argparse.Namespace) -> None:

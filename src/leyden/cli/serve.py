@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -19,9 +18,8 @@ from leyden.server.http.address import is_loopback
 from leyden.server.options import RunningServer, ServeOptions
 
 
-def add_serve(commands: Any) -> argparse.ArgumentParser:
-    """Add the command."""
-    command: argparse.ArgumentParser = commands.add_parser("serve", help="run a server")
+def add_serve(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden serve`."""
     command.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
     command.add_argument(
         "--port",
@@ -64,7 +62,6 @@ def add_serve(commands: Any) -> argparse.ArgumentParser:
         help="how long it may be silent (default: %(default)s)",
     )
     command.set_defaults(run=_run)
-    return command
 
 
 async def _run(options: argparse.Namespace) -> None:

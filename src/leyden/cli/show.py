@@ -35,17 +35,14 @@ _LIST_PAGE, _SEARCH_PAGE = 1000, 500
 """Rollouts or tasks of one request."""
 
 
-def add_runs(commands: Any) -> argparse.ArgumentParser:
-    """Add `leyden runs`."""
-    command: argparse.ArgumentParser = commands.add_parser("runs", help="list the runs")
+def add_runs(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden runs`."""
     add_source(command)
     command.set_defaults(run=_runs)
-    return command
 
 
-def add_show(commands: Any) -> argparse.ArgumentParser:
-    """Add `leyden show`."""
-    command: argparse.ArgumentParser = commands.add_parser("show", help="show a run, or one of its rollouts")
+def add_show(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden show`."""
     command.add_argument("name", metavar="RUN", type=run_name)
     command.add_argument("rollout", metavar="ROLLOUT", type=identifier, nargs="?")
     command.add_argument("--after", metavar="ROLLOUT", type=identifier, help="show the rollouts that follow this one")
@@ -59,7 +56,6 @@ def add_show(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("--limit", type=integer(1, 2**31 - 1), default=20, help="how many rows (default: 20)")
     add_source(command)
     command.set_defaults(run=_show)
-    return command
 
 
 async def _runs(options: argparse.Namespace) -> None:

@@ -4,7 +4,6 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from msgspec import Struct
 from rich import box
@@ -51,9 +50,8 @@ class TopView(Struct, frozen=True):
     """The same by policy, if that run trains several."""
 
 
-def add_top(commands: Any) -> argparse.ArgumentParser:
-    """Add the command."""
-    command: argparse.ArgumentParser = commands.add_parser("top", help="watch runs and workers in the terminal")
+def add_top(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden top`."""
     command.add_argument("name", metavar="RUN", type=run_name, nargs="?", help="only this run")
     command.add_argument("--once", action="store_true", help="print once and end")
     command.add_argument(
@@ -61,7 +59,6 @@ def add_top(commands: Any) -> argparse.ArgumentParser:
     )
     add_source(command)
     command.set_defaults(run=_top)
-    return command
 
 
 def _interval(text: str) -> float:

@@ -35,42 +35,38 @@ _STOP_S = 5.0
 """How long the processes of a run may take to end after the second Ctrl-C."""
 
 
-def add_train(commands: Any) -> argparse.ArgumentParser:
-    """Add `leyden train`."""
-    command = add_configuration(commands, "train", "train the model behind an agent, or continue a run")
+def add_train(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden train`."""
+    add_configuration(command)
     command.add_argument("--restart", action="store_true", help="start from scratch; the earlier run is moved aside")
     command.add_argument(
         "--accept-changes", action="store_true", help="continue although the file of the tasks was edited"
     )
     add_ray(command, "train, sample and run agents on the nodes of a Ray cluster, of which this machine is one")
     command.set_defaults(run=_train)
-    return command
 
 
-def add_eval(commands: Any) -> argparse.ArgumentParser:
-    """Add `leyden eval`."""
-    command = add_configuration(commands, "eval", "evaluate a model on the held-out tasks")
+def add_eval(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden eval`."""
+    add_configuration(command)
     command.add_argument("--model", help="a model, a run, or runs/NAME/step-N (default: the configuration's model)")
     command.add_argument("--step", help="with --model RUN: best, last, or a number (default: best)")
     command.add_argument("--tasks", metavar="FILE", type=_absolute_file, help="evaluate on these tasks instead")
     command.set_defaults(run=_eval)
-    return command
 
 
-def add_dev(commands: Any) -> argparse.ArgumentParser:
-    """Add `leyden dev`."""
-    command = add_configuration(commands, "dev", "run an agent a few times and report what is recorded")
+def add_dev(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden dev`."""
+    add_configuration(command)
     command.add_argument("--tasks", type=integer(1, 1000), default=4, help="how many tasks (default: 4)")
     command.add_argument("--rollouts", type=integer(1, 1000), default=2, help="rollouts of each (default: 2)")
     how = "then run each rollout again, answered from its record, and say what differs"
     command.add_argument("--replay", action="store_true", help=how)
     command.set_defaults(run=_dev)
-    return command
 
 
-def add_export(commands: Any) -> argparse.ArgumentParser:
-    """Add `leyden export`."""
-    command: argparse.ArgumentParser = commands.add_parser("export", help="write a run's weights as a model folder")
+def add_export(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden export`."""
     command.add_argument("name", metavar="RUN", type=run_name)
     command.add_argument("--to", type=Path, required=True, metavar="DIR", help="the folder to write")
     command.add_argument("--step", default="best", help="best, last, or a number (default: best)")
@@ -79,15 +75,12 @@ def add_export(commands: Any) -> argparse.ArgumentParser:
         "--push", metavar="NAME", help="also upload it to the Hugging Face Hub, as USER/MODEL (private)"
     )
     command.set_defaults(run=_export)
-    return command
 
 
-def add_configuration(commands: Any, name: str, about: str) -> argparse.ArgumentParser:
-    """Add a command that takes a configuration."""
-    command: argparse.ArgumentParser = commands.add_parser(name, help=about)
+def add_configuration(command: argparse.ArgumentParser) -> None:
+    """Add a configuration, with the settings that override those in it."""
     command.add_argument("config", type=Path, metavar="CONFIG.toml")
     add_settings(command)
-    return command
 
 
 def add_ray(command: argparse.ArgumentParser, about: str) -> Any:

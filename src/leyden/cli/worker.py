@@ -8,7 +8,6 @@ import signal
 from collections import Counter
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from leyden.api.client import read_key
 from leyden.api.wire import FinishRequest
@@ -26,9 +25,9 @@ from leyden.process.ray_cluster import ClusterError, connected
 from leyden.records import RewardKind
 
 
-def add_worker(commands: Any) -> argparse.ArgumentParser:
-    """Add the command."""
-    command = add_configuration(commands, "worker", "run agents for a remote server")
+def add_worker(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden worker`."""
+    add_configuration(command)
     command.add_argument(
         "--server", metavar="URL", type=url, default=os.environ.get("LEYDEN_URL"), help="the server (or set LEYDEN_URL)"
     )
@@ -43,7 +42,6 @@ def add_worker(commands: Any) -> argparse.ArgumentParser:
         "--ray-cpus", metavar="N", type=integer(0, 1000), default=1, help="CPUs that each worker reserves (default: 1)"
     )
     command.set_defaults(run=_run)
-    return command
 
 
 class WorkerProgress:

@@ -3,7 +3,6 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from leyden.cli.arguments import integer, run_name
 from leyden.cli.policies import policy_series
@@ -14,9 +13,8 @@ from leyden.cli.source import add_source, open_source
 from leyden.runs.run_checkpoints import find_run_folder
 
 
-def add_report(commands: Any) -> argparse.ArgumentParser:
-    """Add the command."""
-    command: argparse.ArgumentParser = commands.add_parser("report", help="write a run as one HTML file")
+def add_report(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of `leyden report`."""
     command.add_argument("name", metavar="RUN", type=run_name)
     command.add_argument("--to", type=Path, metavar="FILE", help="the file to write (default: RUN.html)")
     command.add_argument(
@@ -24,7 +22,6 @@ def add_report(commands: Any) -> argparse.ArgumentParser:
     )
     add_source(command)
     command.set_defaults(run=_report)
-    return command
 
 
 async def _report(options: argparse.Namespace) -> None:
