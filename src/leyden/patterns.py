@@ -12,7 +12,7 @@ from functools import lru_cache
 _MAX_TEXT = 1 << 16
 """The most characters of a text that an expression is searched in."""
 _MAX_PATTERN = 500
-"""The most characters of an expression: compiling takes long where each stands for much of Unicode."""
+"""The most characters of an expression: compiling takes long if each stands for much of Unicode."""
 _MAX_STEPS, _MAX_SIZE = 1 << 28, 1 << 20
 """Bytes of an agent's compiled expression times characters of the text, and the most bytes of one."""
 _RULE_SIZE = 1 << 16

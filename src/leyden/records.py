@@ -354,7 +354,7 @@ class Call(Struct, frozen=True, omit_defaults=True):
     started: Seconds = 0.0
     ended: Seconds = 0.0
     context_tail: Count = 0
-    """Tokens at the end that are context: the one that completes a stop string, where its text extends beyond it."""
+    """Tokens at the end that are context: the one that completes a stop string, if its text extends beyond it."""
     origin: Id | None = None
     """The attempt that sampled it, under the same id, if it was replayed from the record."""
     waits: tuple[WaitInterval, ...] = ()

@@ -226,7 +226,7 @@ def _join(section: str, name: str) -> str:
 
 
 def _line_of(text: str, key: str) -> int | None:
-    """Find the line of a dotted key in a TOML text; None where it is not found."""
+    """Find the line of a dotted key in a TOML text; None if it is not found."""
     inside, sought = "", re.escape(key).replace("NAME", r"[\w-]+")
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[([^\[\]]+)\]", line):

@@ -29,7 +29,7 @@ def targets(options: IsolationOptions) -> list[str]:
 
 
 def sandboxed(options: IsolationOptions, command: Sequence[str], folder: str, user: int | None) -> list[str]:
-    """Return the command that runs `command` in a sandbox; `user` is the id that it gets where this process is root."""
+    """Return the command that runs `command` in a sandbox; `user` is the id that it gets if this process is root."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise SandboxUnavailable("there is no `bwrap` here: install bubblewrap")

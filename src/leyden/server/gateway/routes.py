@@ -118,7 +118,7 @@ def _not_served(path: str) -> GatewayError:
     if hint := base_url_hint(f"/v1/{path}"):
         return GatewayError(ErrorKind.NOT_FOUND, f"/v1/{path} is not served{hint}")
     served = ", ".join(f"/v1{dialect.path}" for dialect in DIALECTS).replace(":path", "")
-    forwarded = f"{', '.join(sorted(_FORWARDED))} are passed on by POST where the server has an --upstream"
+    forwarded = f"{', '.join(sorted(_FORWARDED))} are passed on by POST if the server has an --upstream"
     return GatewayError(ErrorKind.NOT_FOUND, f"/v1/{path} is not served: {served} and /v1/models are; {forwarded}")
 
 

@@ -202,7 +202,7 @@ class PathHandler:
 
 
 def _given_key(route: Route, scope: Scope, headers: Mapping[str, str]) -> str:
-    """Return the key that a client sends where its API has it; "" if there is none."""
+    """Return the key of a request, which each API sends in a place of its own; "" if there is none."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return given.strip()

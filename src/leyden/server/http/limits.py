@@ -117,7 +117,7 @@ class BodyReservation:
         self.size = 0
 
     def grow(self, size: int) -> None:
-        """Count the body with its new size. Raises `RateLimited` where its key holds too much."""
+        """Count the body with its new size. Raises `RateLimited` if its key holds too much."""
         if size > SMALL_BODY:
             self._budget.reserve(self._key, size - self.size)
             self.size = size

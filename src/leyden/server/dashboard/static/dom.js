@@ -139,7 +139,7 @@ export function plain(json) {
   return fields.length ? fields.map(([, , value]) => text(value)).join(" · ") : text(json);
 }
 
-// The id of a task; the beginning of its input where it was given none, so that its id is a digest.
+// The id of a task; the beginning of its input if it was given none, so that its id is a digest.
 export function taskName(id, input) {
   return /^[0-9a-f]{16}$/.test(id) ? input.slice(0, 24) || id : id;
 }

@@ -204,7 +204,7 @@ class StreamParser:
         """Drop the tokens after the one that completes a stop string; return the tool calls of those that stay.
 
         A chunk can hold several tokens, and the answer is not parsed after each, so how many follow is arbitrary. If
-        the text of the last token extends beyond the stop string, the model chose it for a longer text. Where its
+        the text of the last token extends beyond the stop string, the model chose it for a longer text. If its
         client sees nothing that follows a tool call, the answer ends with the call.
         """
         lengths = range(1, len(self.ids) + 1)

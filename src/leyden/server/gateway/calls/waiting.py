@@ -45,7 +45,7 @@ class WaitTimer:
 
 
 def total_s(intervals: Iterable[WaitInterval]) -> float:
-    """Return the time that the intervals cover together; where some overlap it counts once."""
+    """Return the time that the intervals cover together; what several cover counts once."""
     total, covered = 0.0, float("-inf")
     for interval in sorted(intervals, key=lambda interval: interval.started):
         total += max(0.0, interval.ended - max(interval.started, covered))

@@ -16,7 +16,7 @@ class TokenDecoder(Protocol):
 
 
 def count_reasoning_tokens(tokenizer: TokenDecoder, ids: Sequence[int], reasoning: str) -> int:
-    """Return how many tokens an answer has up to the end of its reasoning; 0 where its text does not contain it."""
+    """Return how many tokens an answer has up to the end of its reasoning; 0 if its text does not contain it."""
     text = tokenizer.decode(ids)
     start = text.find(reasoning)
     if not reasoning or start < 0:

@@ -73,7 +73,7 @@ class MessagesWriter(AnswerWriter):
         return _event("message_start", message=self._message([], None)) + _event("ping")
 
     def stream_event(self, event: AnswerEvent) -> bytes:
-        """Write a delta of the open block; open and close blocks where the type changes."""
+        """Write a delta of the open block; open and close blocks when the type changes."""
         match event:
             case TextDelta(_, text) | ReasoningDelta(_, text) if text and isinstance(event, self._shown):
                 kind = _block_type(event)

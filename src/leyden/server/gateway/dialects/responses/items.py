@@ -53,7 +53,7 @@ class _ItemReader:
         self._tools = tools
         self._answers: list[AnswerParts] = []
         self._source: str | None = None
-        """The recorded call of the latest answer, where its items name one."""
+        """The recorded call of the latest answer, if its items name one."""
         self._unsealed = 0
 
     def finish(self) -> list[Message]:
