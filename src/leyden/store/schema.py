@@ -153,6 +153,7 @@ attempts = Table(
     Index("attempts_ended", "ended"),
 )
 ACTIVE = attempts.c.ended.is_(None)
+LAST_ATTEMPT = and_(attempts.c.rollout_id == rollouts.c.id, attempts.c.number == rollouts.c.attempts)
 Index("alive", attempts.c.expires, sqlite_where=ACTIVE, postgresql_where=ACTIVE)
 
 scorings = Table(  # one row per group that waits to be scored: see scoring.py

@@ -25,6 +25,7 @@ from leyden.store.mapping import (
 )
 from leyden.store.schema import (
     ACTIVE,
+    LAST_ATTEMPT,
     QUEUED,
     WHOLE_CALLS,
     attempts,
@@ -61,6 +62,12 @@ def get_run(connection: Connection, run: str) -> Run:
     if row is None:
         raise NotFound(f"no run {run!r}")
     return run_from_row(row)
+
+
+def configuration(connection: Connection, run: str) -> dict[str, Any]:
+    """Return the document that a run was configured with; empty if it has none, or is none of a training."""
+    config = decode_json(connection.scalar(select(runs.c.config).where(runs.c.id == run)) or b"null")
+    return config if isinstance(config, dict) else {}
 
 
 def summarise_run(connection: Connection, run: str) -> RunSummary:
@@ -110,10 +117,7 @@ def group_episodes(connection: Connection, run: str, group: str) -> list[Episode
     """Return the episode of the latest attempt of each rollout of a group."""
     get_group(connection, run, group)
     latest = (
-        select(attempts)
-        .join(rollouts, (rollouts.c.id == attempts.c.rollout_id) & (rollouts.c.attempts == attempts.c.number))
-        .where(rollouts.c.group_id == group)
-        .order_by(rollouts.c.place)
+        select(attempts).join(rollouts, LAST_ATTEMPT).where(rollouts.c.group_id == group).order_by(rollouts.c.place)
     )
     return _episodes(connection, connection.execute(latest).all())
 

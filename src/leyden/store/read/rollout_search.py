@@ -14,7 +14,7 @@ from leyden.store.mapping import listed_rollout_from_row
 from leyden.store.read.queries import require_run
 from leyden.store.read.run_digest import RunDigest
 from leyden.store.read.task_listing import beginning, read_beginnings
-from leyden.store.schema import attempts, roles, rollouts, tasks
+from leyden.store.schema import LAST_ATTEMPT, attempts, roles, rollouts, tasks
 
 _FAILURES_EXAMINED = 20_000
 _MAX_ROLES = 100
@@ -53,7 +53,7 @@ def search_rollouts(connection: Connection, run: str, query: RolloutQuery) -> Ro
     total = found[0][1] if found else connection.scalar(count) or 0
     seqs = [seq for seq, _ in found]
     rows = {row.seq: row for row in connection.execute(select(rollouts).where(rollouts.c.seq.in_(seqs)))}
-    of_page = select(attempts.c.rollout_id, attempts.c.result).join(rollouts, _LAST_ATTEMPT)
+    of_page = select(attempts.c.rollout_id, attempts.c.result).join(rollouts, LAST_ATTEMPT)
     answers = connection.execute(of_page.where(rollouts.c.seq.in_(seqs), attempts.c.result.is_not(None)))
     return RolloutListing(
         tuple(listed_rollout_from_row(rows[seq]) for seq in seqs),
@@ -61,9 +61,6 @@ def search_rollouts(connection: Connection, run: str, query: RolloutQuery) -> Ro
         read_beginnings(connection, run, {row.task_id for row in rows.values()}),
         {id: beginning(result) for id, result in answers},
     )
-
-
-_LAST_ATTEMPT = (attempts.c.rollout_id == rollouts.c.id) & (attempts.c.number == rollouts.c.attempts)
 
 
 def _with_text(connection: Connection, run: str, text: str) -> ColumnElement[bool]:
@@ -77,7 +74,7 @@ def _with_text(connection: Connection, run: str, text: str) -> ColumnElement[boo
         )
 
     of_run = select(tasks.c.id).where(tasks.c.run_id == run, has_text(tasks.c.input))
-    answered = exists().where(_LAST_ATTEMPT, has_text(attempts.c.result)).correlate(rollouts)
+    answered = exists().where(LAST_ATTEMPT, has_text(attempts.c.result)).correlate(rollouts)
     return rollouts.c.task_id.in_(of_run) | answered
 
 

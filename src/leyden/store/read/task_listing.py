@@ -7,9 +7,8 @@ from sqlalchemy import BigInteger, Connection, Double, Select, case, cast, func,
 
 from leyden.api.views import ListedTask, TaskListing, TaskQuery
 from leyden.defaults import SUCCESS
-from leyden.store.codec import decode_json
-from leyden.store.read.queries import require_run
-from leyden.store.schema import rollouts, runs, tasks
+from leyden.store.read.queries import configuration, require_run
+from leyden.store.schema import rollouts, tasks
 
 _BEGINNING = 200
 """Characters of a task's input that are listed."""
@@ -79,7 +78,6 @@ def _tasks(run: str, query: TaskQuery, success: float) -> Select[Any]:
 
 def _success(connection: Connection, run: str) -> float:
     """Return the reward from which a rollout of a run counts as solved."""
-    config = decode_json(connection.scalar(select(runs.c.config).where(runs.c.id == run)) or b"null")
-    section = config.get("evaluation") if isinstance(config, dict) else None
+    section = configuration(connection, run).get("evaluation")
     found = section.get("success") if isinstance(section, dict) else None
     return float(found) if isinstance(found, (int, float)) else SUCCESS

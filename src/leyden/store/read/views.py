@@ -4,17 +4,16 @@ They read indexes and single pages, so large rollouts cost no more than small on
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 from sqlalchemy import ColumnElement, Connection, bindparam, func, select
 
 from leyden.api.views import PointsQuery, RunCard, Series, SeriesQuery, StepRange, StepRewards
 from leyden.records import DEFAULT_POLICY
-from leyden.store.codec import decode_json
 from leyden.store.errors import NotFound
 from leyden.store.files.run_lock import count_interrupted
-from leyden.store.read.queries import require_run
+from leyden.store.read.queries import configuration, require_run
 from leyden.store.read.run_digest import PointBins, RunDigest, best_step, digest_run
 from leyden.store.schema import events, metrics, runs, versions
 
@@ -92,7 +91,7 @@ def _selects(selector: str, name: str) -> bool:
 
 def trained_policies(connection: Connection, run: str) -> list[str]:
     """Return the names of the policies that a run trains, at least one; it has the default name if none is set."""
-    config = _config(connection, run)
+    config = configuration(connection, run)
     policies = config.get("policies")
     trained = [
         str(name)
@@ -103,14 +102,9 @@ def trained_policies(connection: Connection, run: str) -> list[str]:
     return trained or [named if isinstance(named, str) else DEFAULT_POLICY]
 
 
-def _config(connection: Connection, run: str) -> dict[str, Any]:
-    config = decode_json(connection.scalar(select(runs.c.config).where(runs.c.id == run)) or b"null")
-    return config if isinstance(config, dict) else {}
-
-
 def has_policies(connection: Connection, run: str) -> bool:
     """Whether the configuration of a run has several policies, trained or not."""
-    policies = _config(connection, run).get("policies")
+    policies = configuration(connection, run).get("policies")
     return isinstance(policies, dict) and len(policies) > 1
 
 
@@ -153,7 +147,7 @@ def run_card(
         raise NotFound(f"no run {run!r}")
     digest = digest or digest_run(connection, run)
     last_event = newest_event(connection, run).at or created
-    config, published = _config(connection, run), versions_at(connection, run, None)
+    config, published = configuration(connection, run), versions_at(connection, run, None)
     steps = (config.get("training") or {}).get("steps") if isinstance(config.get("training"), dict) else None
     last_metric = select(metrics.c.step).where(metrics.c.run_id == run).order_by(metrics.c.seq.desc()).limit(1)
     step = connection.scalar(last_metric) or 0

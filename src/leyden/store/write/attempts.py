@@ -11,7 +11,7 @@ from leyden.records import EventKind, Purpose, Rollout
 from leyden.store.codec import encode_json
 from leyden.store.errors import Conflict, NotFound
 from leyden.store.mapping import decode_settings, outcome_from_row, rollout_from_row
-from leyden.store.schema import ACTIVE, PARKED, attempts, calls, groups, rollouts, runs
+from leyden.store.schema import ACTIVE, LAST_ATTEMPT, PARKED, attempts, calls, groups, rollouts, runs
 from leyden.store.write import scoring
 from leyden.store.write.queue import mark_seen, requeue
 from leyden.store.write.recording import record_rewards
@@ -237,7 +237,6 @@ _ENGINE_ERRORS = Statement(  # of earlier attempts
 )
 _RAISE_MAX_ATTEMPTS = Statement(update(rollouts).where(_this_rollout).values(max_attempts=rollouts.c.max_attempts + 1))
 _ROLLOUT = Statement(select(rollouts).where(_this_rollout))
-_of_last_attempt = (attempts.c.rollout_id == rollouts.c.id, attempts.c.number == rollouts.c.attempts)
 _FINISH_ROLLOUT = Statement(
     update(rollouts)
     .where(_this_rollout)
@@ -247,11 +246,11 @@ _FINISH_ROLLOUT = Statement(
         ending=bindparam("with_ending"),
         message=bindparam("with_message"),
         reward=case(
-            (bindparam("given") == 1, select(attempts.c.reward).where(*_of_last_attempt).scalar_subquery()),
+            (bindparam("given") == 1, select(attempts.c.reward).where(LAST_ATTEMPT).scalar_subquery()),
             else_=bindparam("with_reward"),
         ),
-        calls=select(attempts.c.calls).where(*_of_last_attempt).scalar_subquery(),
-        tokens=select(attempts.c.tokens).where(*_of_last_attempt).scalar_subquery(),
+        calls=select(attempts.c.calls).where(LAST_ATTEMPT).scalar_subquery(),
+        tokens=select(attempts.c.tokens).where(LAST_ATTEMPT).scalar_subquery(),
     )
 )
 _SETTINGS = Statement(select(runs.c.settings).where(runs.c.id == bindparam("run")))

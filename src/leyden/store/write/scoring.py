@@ -13,7 +13,7 @@ from leyden.outcomes import Ending
 from leyden.records import GROUP_REWARD_ID, EventKind, final_rewards
 from leyden.store.errors import NotFound
 from leyden.store.mapping import decode_settings, group_from_row
-from leyden.store.schema import attempts, groups, rollouts, runs, scorings
+from leyden.store.schema import LAST_ATTEMPT, attempts, groups, rollouts, runs, scorings
 from leyden.store.write.queue import mark_seen
 from leyden.store.write.recording import record_rewards
 from leyden.store.write.statements import Statement, insert_new
@@ -181,7 +181,7 @@ _REQUEUE = Statement(update(scorings).where(_this).values(expires=None, lost=bin
 _DELETE = Statement(delete(scorings).where(_this))
 _SUCCEEDED = Statement(
     select(attempts.c.id, attempts.c.rollout_id, attempts.c.reward)
-    .join(rollouts, (rollouts.c.id == attempts.c.rollout_id) & (rollouts.c.attempts == attempts.c.number))
+    .join(rollouts, LAST_ATTEMPT)
     .where(rollouts.c.group_id == bindparam("group"), attempts.c.ending == str(Ending.SUCCEEDED))
 )
 _UNREWARD_ATTEMPT = Statement(update(attempts).where(attempts.c.id == bindparam("row_id")).values(**_no_reward))
