@@ -1,5 +1,6 @@
 """Measures what this process and its descendants use: cores and memory, and what the GPUs of the machine do."""
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from leyden.process.memory_use import proportional_bytes
 
 _GPU_QUERY = ("--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits")
 _GPU_TIMEOUT_S = 5.0
+_INTERVAL_S = 5.0
 
 
 class ResourceUse(Struct, frozen=True, omit_defaults=True):
@@ -40,6 +42,25 @@ class ResourceMeter:
         self._at, self._seconds = at, seconds
         memory = sum(map(proportional_bytes, (os.getpid(), *descendants())))
         return ResourceUse(cores, memory / 2**30, *_read_gpus()) if memory else None
+
+
+class UseReports:
+    """Measures every five seconds. Each measurement goes with one request for rollouts."""
+
+    def __init__(self) -> None:
+        self._latest: ResourceUse | None = None
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        meter = ResourceMeter()
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            self._latest = await asyncio.to_thread(meter.measure)
+
+    def take(self) -> ResourceUse | None:
+        """Return the last measurement, unless it was returned before."""
+        latest, self._latest = self._latest, None
+        return latest
 
 
 def _cpu_seconds() -> float:

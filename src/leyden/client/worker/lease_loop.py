@@ -23,8 +23,8 @@ from leyden.client.services.registry import ServiceRegistry
 from leyden.client.worker.heartbeat import Heartbeat
 from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.reporter import Reporter
-from leyden.client.worker.use_reports import UseReports
 from leyden.outcomes import Ending, Outcome
+from leyden.process.usage import UseReports
 from leyden.user_code.loading import LoadError
 
 LOOP_ERRORS = (

@@ -26,8 +26,8 @@ from leyden.client.worker.heartbeat import Heartbeat
 from leyden.client.worker.lease_loop import LeaseLoop, LeaseLoopOptions
 from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.reporter import Reporter
-from leyden.client.worker.use_reports import UseReports
 from leyden.config.schema import ServiceConfig
+from leyden.process.usage import UseReports
 from leyden.user_code.bridge import background_loop
 from leyden.user_code.loading import AgentKind, LoadError, kind_of, read_command
 
