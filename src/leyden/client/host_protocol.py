@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from leyden.api.wire import FinishRequest, Lease
 from leyden.client.isolation.options import IsolationOptions
-from leyden.config.schema import ServiceConfig
+from leyden.config.schema import RolloutConfig, ServiceConfig
 from leyden.process.framing import MAX_FRAME, FrameTooLarge, read_frame, read_frame_blocking, to_frame
 from leyden.records import Reward
 
@@ -35,14 +35,15 @@ class HostSetup(Struct, frozen=True, tag="setup"):
     """How many attempts it may run at the same time."""
     has_reward_function: bool
     """Whether the run has a reward function; without one, a number that the agent returns is the reward."""
-    reward_weights: dict[str, float] = {}
-    """Of the parts that a returned reward may have."""
     isolation: IsolationOptions = IsolationOptions()
     """How commands are isolated and limited, and the host itself if it runs agent code."""
     services: dict[str, ServiceConfig] = {}
     """Services that the agent may take. Of a command it receives the address; objects are created in the host."""
-    fixed_seeds: bool = False
-    """Whether every attempt of a task begins with the same seeds."""
+
+    @property
+    def rollout(self) -> RolloutConfig:
+        """The section of the configuration."""
+        return self.isolation.rollout
 
 
 class RunAttempt(Struct, frozen=True, tag="run"):

@@ -105,7 +105,8 @@ def draw(task):
 
 async def test_with_fixed_seeds_every_attempt_of_a_task_draws_the_same_in_every_process(tmp_path: Path) -> None:
     (tmp_path / "draws.py").write_text(DRAWS)
-    setup = replace(SETUP, agent="draws.py:draw", base=str(tmp_path), fixed_seeds=True)
+    seeded = IsolationOptions(rollout=RolloutConfig(fixed_seeds=True))
+    setup = replace(SETUP, agent="draws.py:draw", base=str(tmp_path), isolation=seeded)
     drawn: dict[str, list[str]] = {"t": [], "u": []}
     for process in range(2):
         host = await HostProcess.start(AGENT_HOST, setup)

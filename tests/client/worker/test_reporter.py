@@ -6,8 +6,10 @@ from leyden.api.wire import FinishRequest, LeaseRequest
 from leyden.client.attempt.outcome import end_of_attempt
 from leyden.client.attempt.result import Result
 from leyden.client.host_protocol import HostSetup
+from leyden.client.isolation.options import IsolationOptions
 from leyden.client.services.registry import ServiceRegistry
 from leyden.client.worker.reporter import Reporter
+from leyden.config.schema import RolloutConfig
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Reward, RewardKind, State
 
@@ -28,7 +30,8 @@ async def test_the_parts_of_a_reward_are_recorded_with_their_weights(harness: Wo
     await harness.open()
     await harness.queue("g", {})
     (lease,) = await harness.remote.lease(LeaseRequest("w", run="r"))
-    setup = HostSetup("agent.py:act", ".", (), "", "", 1, has_reward_function=False, reward_weights={"format": 0.1})
+    weighted = IsolationOptions(rollout=RolloutConfig(reward_weights={"format": 0.1}))
+    setup = HostSetup("agent.py:act", ".", (), "", "", 1, has_reward_function=False, isolation=weighted)
     end = end_of_attempt(Result(2, {"correct": 1.0, "format": 0.5}), setup)
     await Reporter(harness.remote, None, ServiceRegistry({})).report(lease, end)  # type: ignore[arg-type]
     episode = await harness.remote.get_episode("r", lease.attempt.id)

@@ -37,7 +37,7 @@ def end_of_attempt(value: Any, setup: HostSetup) -> FinishRequest:
         given = parse_final_reward(reward, "the agent")
     except NotAReward as error:
         return FinishRequest(Outcome(Ending.NO_REWARD, str(error)), recorded)
-    rewards = final_rewards(FINAL_REWARD_ID, given, "agent", setup.reward_weights)
+    rewards = final_rewards(FINAL_REWARD_ID, given, "agent", setup.rollout.reward_weights)
     return FinishRequest(Outcome(Ending.SUCCEEDED), recorded, tuple(rewards))
 
 

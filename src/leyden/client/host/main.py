@@ -182,7 +182,7 @@ class Host:
 
     def _bind(self, start: RunAttempt, acquired: dict[str, Any]) -> Callable[[], Any]:
         task = start.lease.task.input
-        if self._setup.fixed_seeds:
+        if self._setup.rollout.fixed_seeds:
             seed_generators(seed_of(task))
         return self._agent.bind(task, start.lease, {**start.services, **acquired})
 

@@ -121,7 +121,7 @@ class CommandHost:
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         }
         variables |= {f"LEYDEN_SERVICE_{name.upper()}": address for name, address in start.services.items()}
-        if self._setup.fixed_seeds:
+        if self._setup.rollout.fixed_seeds:
             variables |= {**HASH_SEED, "LEYDEN_SEED": str(seed_of(lease.task.input))}
         if len(task) <= _MAX_VARIABLE:
             variables["LEYDEN_TASK"] = task.decode()

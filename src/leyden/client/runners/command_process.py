@@ -37,7 +37,7 @@ class CommandProcess:
     def __init__(self, setup: HostSetup) -> None:
         self.output = OutputBuffer()
         self._setup = setup
-        self._memory_mb, self._cpu_s = setup.isolation.memory_mb, setup.isolation.rollout.cpu_s
+        self._memory_mb, self._cpu_s = setup.isolation.memory_mb, setup.rollout.cpu_s
         self.pid: int | None = None
         """The process id of the guardian; None before `start` and after the end."""
         self._control: int | None = None

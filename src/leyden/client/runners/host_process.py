@@ -130,7 +130,7 @@ class HostProcess:
             # A host of commands runs no agent code; each command has a guardian and limits of its own.
             isolation = setup.isolation if module == AGENT_HOST else IsolationOptions()
             environment = agent_environment(isolation, setup.server, setup.key)
-            environment |= HASH_SEED if setup.fixed_seeds else {}
+            environment |= HASH_SEED if setup.rollout.fixed_seeds else {}
             launched = launch(isolation, command, setup.base, environment)
             on_failure.callback(launched.release)
             stream = await MessageStream[ToWorker].connect(ours, ToWorker, _MAX_FRAME)

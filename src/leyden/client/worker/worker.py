@@ -140,10 +140,8 @@ def _lease_loop_options(
             key="",
             concurrency=concurrency,
             has_reward_function=options.reward is not None,
-            reward_weights=options.rollout.reward_weights,
             isolation=isolation.options,
             services={name: _service_share(name, each, index, loops) for name, each in options.services.items()},
-            fixed_seeds=options.rollout.fixed_seeds,
         )
         all_options.append(
             LeaseLoopOptions(
