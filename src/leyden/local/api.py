@@ -148,7 +148,7 @@ def compare(
     """Compare the last evaluations of two runs (or those of `steps`) task by task: the difference and its error."""
 
     def work() -> PairedDifference:
-        from leyden.runs.compare import compare_runs  # imports SQLAlchemy
+        from leyden.runs.stored_runs import compare_runs  # imports SQLAlchemy
 
         return _run(compare_runs(Path(home), first, second, steps))
 

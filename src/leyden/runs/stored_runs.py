@@ -15,6 +15,7 @@ from leyden.api.client import Remote
 from leyden.api.views import Evaluation, EvaluationQuery, Fleet, RunCard, add_engines
 from leyden.api.wire import RunSummary
 from leyden.config.schema import STORE_VARIABLE
+from leyden.estimates import PairedDifference
 from leyden.records import Run
 from leyden.runs.run_names import (
     STORE_NAME,
@@ -157,6 +158,17 @@ def open_run(home: Path, run: str, location: str | None = None) -> Iterator[Stor
             known = sorted(name for store in stores for name in store.named.ids)
     there = f"there are {', '.join(known[:20])}" if known else "there are none"
     raise NotFound(f"no run {run!r}: {there}")
+
+
+async def compare_runs(
+    home: Path, first: str, second: str, steps: tuple[int | None, int | None] = (None, None)
+) -> PairedDifference:
+    """Compare the last evaluations of two runs in a home folder, or those of the steps given."""
+    found = []
+    for run, step in zip((first, second), steps, strict=True):
+        with open_run(home, run) as store:
+            found.append(await store.read_evaluation(run, EvaluationQuery(step)))
+    return evaluations.compare_evaluations(*found).result
 
 
 def name_of_folder(folder: Path) -> str | None:
