@@ -19,6 +19,7 @@ from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.process import WorkerProcess
 from leyden.config.schema import RolloutConfig, WorkerConfig
 from leyden.episodes import Episode
+from leyden.outcomes import Ending
 from leyden.process import guardian
 from leyden.records import Purpose, RunSettings, Task
 from leyden.server.control.keys import KeyKind
@@ -29,6 +30,14 @@ AGENTS = Path(__file__).parent / "agents"
 def echo(prompt: str) -> str:
     """The completion of the model: the last number in the prompt."""
     return re.findall(r"number (-?\d+)", prompt)[-1] + END
+
+
+def ending(episode: Episode) -> Ending | None:
+    return episode.attempt.outcome.ending if episode.attempt.outcome else None
+
+
+def message(episode: Episode) -> str:
+    return episode.attempt.outcome.message if episode.attempt.outcome else ""
 
 
 def in_sections(**keys: Any) -> dict[str, Any]:

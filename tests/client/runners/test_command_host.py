@@ -10,21 +10,12 @@ from typing import Any
 import psutil
 import pytest
 from modelserving import eventually
-from worker_harness import AGENTS, WorkerHarness, alive, gone, hosts_of, kill
+from worker_harness import AGENTS, WorkerHarness, alive, ending, gone, hosts_of, kill, message
 
-from leyden.episodes import Episode
 from leyden.outcomes import Ending
 from leyden.server.control.keys import KeyKind
 
 PYTHON = f"{sys.executable} command.py"
-
-
-def ending(episode: Episode) -> Ending | None:
-    return episode.attempt.outcome.ending if episode.attempt.outcome else None
-
-
-def message(episode: Episode) -> str:
-    return episode.attempt.outcome.message if episode.attempt.outcome else ""
 
 
 async def family_in(file: Path) -> list[psutil.Process]:

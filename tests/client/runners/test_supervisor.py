@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 from modelserving import eventually
-from worker_harness import AGENTS, WorkerHarness, alive, in_sections
+from worker_harness import AGENTS, WorkerHarness, alive, ending, in_sections, message
 
 from leyden.api.client import Remote
 from leyden.api.wire import FinishRequest, Lease, LeaseRequest
@@ -18,18 +18,9 @@ from leyden.client.host_protocol import CodeReturned, StopReply
 from leyden.client.runners.supervisor import RunnerSupervisor
 from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.worker import work
-from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome, Retry
 from leyden.records import Attempt, Purpose, State, Task
 from leyden.server.control.keys import KeyKind
-
-
-def ending(episode: Episode) -> Ending | None:
-    return episode.attempt.outcome.ending if episode.attempt.outcome else None
-
-
-def message(episode: Episode) -> str:
-    return episode.attempt.outcome.message if episode.attempt.outcome else ""
 
 
 def active_attempt() -> ActiveAttempt:
