@@ -5,7 +5,7 @@ import sys
 
 from leyden.cli.arguments import integer, run_name
 from leyden.cli.printing import format_bytes, print_json, stdout_console
-from leyden.cli.source import add_source, delete_stored
+from leyden.cli.source import add_source, open_writable
 from leyden.config import ConfigError
 from leyden.runs.pruning import PRUNABLE, prune_run
 from leyden.runs.run_checkpoints import find_run_folder, require_run_folder
@@ -44,7 +44,8 @@ async def _delete(options: argparse.Namespace) -> None:
     if folder is not None:
         RunFolder(folder).delete()
     else:
-        await delete_stored(options, options.name)
+        async with open_writable(options, options.name) as found:
+            await found.delete_run(options.name)
     if options.json:
         print_json({"run": options.name, "freed_bytes": size})
         return

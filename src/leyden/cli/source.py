@@ -93,7 +93,7 @@ async def open_source(options: argparse.Namespace, run: str) -> AsyncIterator[Ru
 
 @asynccontextmanager
 async def open_writable(options: argparse.Namespace, run: str) -> AsyncIterator[OpenedRuns | Remote]:
-    """Open a run for reading and adding rewards: its store, or the server that has the store open."""
+    """Open a run for reading, adding rewards and deletion: its store, or the server that has the store open."""
     if options.server:
         async with _remote(options) as remote:
             yield remote
@@ -114,12 +114,6 @@ async def open_writable(options: argparse.Namespace, run: str) -> AsyncIterator[
         yield OpenedRuns(await store.start(), found)
     finally:
         await store.close()
-
-
-async def delete_stored(options: argparse.Namespace, run: str) -> None:
-    """Delete a run on a server, or in a store that no server has open."""
-    async with open_writable(options, run) as found:
-        await found.delete_run(run)
 
 
 class Watched:
