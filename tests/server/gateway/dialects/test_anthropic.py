@@ -73,11 +73,7 @@ async def test_a_conversation_with_parallel_tools_keeps_its_tokens(
     messages += [{"role": "assistant", "content": "They are 5 and 9."}, {"role": "user", "content": [thanks]}]
     third = await ask(messages)
     episode = await server.check(calls=3)
-    assert [c.prompt_origin for c in episode.calls] == [
-        PromptOrigin.FRESH,
-        PromptOrigin.CONTINUED,
-        PromptOrigin.CONTINUED,
-    ]
+    assert [c.prompt_origin for c in episode.calls] == ["fresh", "continued", "continued"]
     assert [message.id for message in (first, second, third)] == [f"msg_{c.id}" for c in episode.calls]
     assert server.tokenizer.decode(episode.calls[1].completion_ids) == "They are 5 and 9." + END
     last = episode.calls[2]
@@ -159,11 +155,7 @@ async def test_the_clients_own_tool_loop_works(server: ModelServer, client: anth
     final = await client.beta.messages.tool_runner(**ASK, tools=[add]).until_done()
     assert [block.text for block in final.content if block.type == "text"] == ["Done"]
     episode = await server.check(calls=3)
-    assert [c.prompt_origin for c in episode.calls] == [
-        PromptOrigin.FRESH,
-        PromptOrigin.CONTINUED,
-        PromptOrigin.CONTINUED,
-    ]
+    assert [c.prompt_origin for c in episode.calls] == ["fresh", "continued", "continued"]
     assert episode.messages(episode.calls[2])[-1]["is_error"]  # the second call lacks an argument
 
 
@@ -428,19 +420,6 @@ async def test_an_engine_that_dies_ends_the_stream_with_an_error(
     assert {made.status for made in calls} == {CallStatus.FAILED}
 
 
-async def test_a_stream_whose_client_went_away_is_recorded_as_abandoned(
-    server: ModelServer, client: anthropic.AsyncAnthropic
-) -> None:
-    server.engine.delay_s, server.engine.chunk_tokens = 0.02, 1
-    server.lines = ["word " * 500]
-    async with client.messages.stream(**ASK) as stream:
-        async for _ in stream.text_stream:
-            break
-    while not (calls := (await server.episode()).calls):  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-    assert [made.status for made in calls] == [CallStatus.ABANDONED]
-
-
 async def test_roles_come_from_a_header_or_the_path(server: ModelServer, client: anthropic.AsyncAnthropic) -> None:
     server.say = lambda _: "Yes" + END
     await client.messages.create(**ASK, extra_headers={"x-leyden-role": "critic"}, extra_query={"beta": "true"})
@@ -448,15 +427,6 @@ async def test_roles_come_from_a_header_or_the_path(server: ModelServer, client:
         await writer.messages.create(**ASK)
         assert (await writer.messages.count_tokens(model="m", messages=[QUESTION])).input_tokens
     assert [c.role for c in (await server.check(calls=2)).calls] == ["critic", "writer"]
-
-
-async def test_retries_of_one_call_are_linked(server: ModelServer) -> None:
-    scripts = iter([[-1], server.tokenizer.encode("Fine" + END)])
-    server.engine.script = lambda _: next(scripts)
-    async with anthropic.AsyncAnthropic(base_url=server.url, api_key=server.key, max_retries=1) as client:
-        await client.messages.create(**ASK)
-    failed, fine = (await server.check(calls=2)).calls
-    assert (failed.status, fine.status, fine.retry_of) == (CallStatus.FAILED, CallStatus.OK, failed.id)
 
 
 async def test_models_are_listed_and_found(server: ModelServer, client: anthropic.AsyncAnthropic) -> None:

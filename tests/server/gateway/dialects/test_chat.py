@@ -50,11 +50,7 @@ async def test_a_conversation_with_a_tool_keeps_its_tokens(server: ModelServer, 
     third = await client.chat.completions.create(model="any-name", messages=messages, tools=[ADD])  # type: ignore[list-item]
     assert third.choices[0].message.content == "You are welcome!"
     episode = await server.check(calls=3)
-    assert [c.prompt_origin for c in episode.calls] == [
-        PromptOrigin.FRESH,
-        PromptOrigin.CONTINUED,
-        PromptOrigin.CONTINUED,
-    ]
+    assert [c.prompt_origin for c in episode.calls] == ["fresh", "continued", "continued"]
     assert server.tokenizer.decode(episode.calls[1].completion_ids) == "It is 5." + END
     assert [made.tools is None for made in episode.calls] == [False, True, True]  # kept once
     assert episode.tools(episode.calls[2]) == (ADD,)
@@ -147,13 +143,7 @@ async def test_branches_and_edited_histories_match_their_prefix(
     await say("a", "never said", "b")  # an edited history
     await say("x")  # another agent
     calls = (await server.check(calls=5)).calls
-    assert [c.prompt_origin for c in calls] == [
-        PromptOrigin.FRESH,
-        PromptOrigin.CONTINUED,
-        PromptOrigin.CONTINUED,
-        PromptOrigin.RERENDERED,
-        PromptOrigin.FRESH,
-    ]
+    assert [c.prompt_origin for c in calls] == ["fresh", "continued", "continued", "rerendered", "fresh"]
     assert calls[1].parent == calls[2].parent == calls[0].id
     assert calls[3].origin_reason
     page = server.service.telemetry.render().decode()

@@ -67,11 +67,7 @@ async def test_a_conversation_with_a_tool_keeps_its_tokens(server: ModelServer, 
     third = await client.responses.create(input=history, **options)
     assert third.output_text == "You are welcome!"
     episode = await server.check(calls=3)
-    assert [c.prompt_origin for c in episode.calls] == [
-        PromptOrigin.FRESH,
-        PromptOrigin.CONTINUED,
-        PromptOrigin.CONTINUED,
-    ]
+    assert [c.prompt_origin for c in episode.calls] == ["fresh", "continued", "continued"]
     assert [m["role"] for m in episode.messages(episode.calls[0])] == ["system", "system", "user"]
     assert third.usage is not None
     assert third.usage.input_tokens == len(episode.prompt_ids(episode.calls[2]))
