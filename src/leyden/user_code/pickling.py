@@ -89,7 +89,7 @@ def _dumps(value: Any, pickler: type[_Pickler] = _Pickler) -> bytes:
 
 
 def _culprits(target: Any, seen: set[int]) -> Iterator[str]:
-    """Yield the variables, with their types, that a function or those that it calls use and that cannot be pickled."""
+    """Yield the variables of a function and of those that it calls that cannot be pickled, with their types."""
     if not isinstance(target, FunctionType) or id(target) in seen:
         return
     seen.add(id(target))

@@ -1,9 +1,11 @@
 """Streams the tool calls of one answer: a call begins as soon as its name is known, and its arguments follow.
 
-Text that was sent is never changed. So a call whose name and the beginning of whose arguments can be read is a call, in
-an answer that is not streamed too. If it turns out malformed, it is marked so. Any other malformed call is text, and so
-is a call that the request does not allow. The call is read from text that is still being written, as most models write
-it: `{"name": ..., "arguments": {...}`. One in another format is read when it is complete, by the model's renderer.
+Text that was sent is never changed. So a call counts as soon as its name and the beginning of its arguments can be
+read, in an answer that is not streamed too. If it turns out malformed, it is marked so. Any other malformed call is
+text, and so is a call that the request does not allow.
+
+Calls are read while they are written if they are `{"name": ..., "arguments": {...}}`, as of most models; one in
+another format when it is complete, by the model's renderer.
 """
 
 import json
