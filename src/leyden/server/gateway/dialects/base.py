@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from leyden.records import Call
 from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest, Message
-from leyden.server.gateway.errors import GatewayError
+from leyden.server.gateway.errors import GatewayError, no_model
 
 
 class AnswerWriter(Protocol):
@@ -78,6 +78,14 @@ class RouteRequest(Struct, frozen=True):
     path: Mapping[str, str]
     query: Mapping[str, str]
     body: bytes
+
+
+async def named_model(access: ModelAccess, request: RouteRequest) -> str:
+    """Return the model that the path of a request names; raise if no call of it would be answered."""
+    name = request.path["model"]
+    if not await access.serves(name):
+        raise no_model(name)
+    return name
 
 
 class DialectRoute(Struct, frozen=True):

@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 
-from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
+from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest, named_model
 from leyden.server.gateway.dialects.chat.request import read_request
 from leyden.server.gateway.dialects.chat.writer import ChatWriter
 from leyden.server.gateway.dialects.openai import openai_error
-from leyden.server.gateway.errors import GatewayError, no_model
+from leyden.server.gateway.errors import GatewayError
 
 
 class ChatDialect:
@@ -41,10 +41,7 @@ async def _list_models(access: ModelAccess, request: RouteRequest) -> bytes:
 
 async def _get_model(access: ModelAccess, request: RouteRequest) -> bytes:
     """Describe a model."""
-    name = request.path["model"]
-    if not await access.serves(name):
-        raise no_model(name)
-    return msgspec.json.encode(_model(name))
+    return msgspec.json.encode(_model(await named_model(access, request)))
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
+from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest, named_model
 from leyden.server.gateway.dialects.google.request import read_count, read_request
 from leyden.server.gateway.dialects.google.writer import GoogleWriter, google_error
-from leyden.server.gateway.errors import ErrorKind, GatewayError, no_model
+from leyden.server.gateway.errors import ErrorKind, GatewayError
 
 _METHODS = ("generateContent", "streamGenerateContent")
 
@@ -60,10 +60,7 @@ async def _list_models(access: ModelAccess, request: RouteRequest) -> bytes:
 
 async def _get_model(access: ModelAccess, request: RouteRequest) -> bytes:
     """Describe a model."""
-    name = request.path["model"]
-    if not await access.serves(name):
-        raise no_model(name)
-    return msgspec.json.encode(_model(name))
+    return msgspec.json.encode(_model(await named_model(access, request)))
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
+from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest, named_model
 from leyden.server.gateway.dialects.encoding import decode_body
 from leyden.server.gateway.dialects.messages.request import CountRequest, read_prompt, read_request, shows_thinking
 from leyden.server.gateway.dialects.messages.writer import MessagesWriter, anthropic_error
-from leyden.server.gateway.errors import ErrorKind, GatewayError, no_model
+from leyden.server.gateway.errors import ErrorKind, GatewayError
 
 
 class ModelListQuery(Struct, frozen=True):
@@ -32,10 +32,7 @@ async def list_models(access: ModelAccess, request: RouteRequest) -> bytes:
 
 async def get_model(access: ModelAccess, request: RouteRequest) -> bytes:
     """Describe a model."""
-    name = request.path["model"]
-    if not await access.serves(name):
-        raise no_model(name)
-    return msgspec.json.encode(_model(name))
+    return msgspec.json.encode(_model(await named_model(access, request)))
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -20,11 +20,11 @@ _MAX_UNSEALED = 16 << 20
 """Bytes of sealed reasoning in one request: a few compressed kilobytes can expand to gigabytes."""
 
 
-def read_items(items: Sequence[Any], tools: ToolTable, field: str = "input") -> list[Message]:
+def read_items(items: Sequence[Any], tools: ToolTable) -> list[Message]:
     """Convert input items to messages in the format that all dialects share."""
     reader = _ItemReader(tools)
     for index, item in enumerate(items):
-        reader.add(item, f"{field}[{index}]")
+        reader.add(item, f"input[{index}]")
     return reader.finish()
 
 
