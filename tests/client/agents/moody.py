@@ -94,12 +94,5 @@ async def score_episode(task: dict[str, Any], episode: Episode, result: Any) -> 
     return len(episode.calls) if task["reward"] == "calls" else score(task, result)
 
 
-not_callable = 3
-
-
 def no_parameters() -> float:
-    return 1.0
-
-
-def two_parameters(task: Any, other: Any) -> float:
     return 1.0
