@@ -21,7 +21,7 @@ from leyden.server.gateway.answers.generation import Generation
 from leyden.server.gateway.calls.attempt_calls import AttemptCalls
 from leyden.server.gateway.calls.call_pacer import CallPacer
 from leyden.server.gateway.calls.caller import Caller
-from leyden.server.gateway.calls.recorder import Recorder
+from leyden.server.gateway.calls.recorder import PreparedCall, Recorder
 from leyden.server.gateway.calls.replay import LeftRecord, RecordedAnswers, read_replay
 from leyden.server.gateway.calls.run_rules import role_by_prompt, route_target
 from leyden.server.gateway.dialects.base import StoredAnswer
@@ -136,7 +136,8 @@ class Gateway:
         prompt = relayed_prompt(attempt.index, request, source.policy)
         replayed = await self._take_replayed(attempt, prompt, request)
         source = RecordedAnswers(source.policy, replayed) if replayed else source
-        relay = Relay(self.recorder, attempt, caller, request, prompt, source, replayed)
+        call = PreparedCall(attempt, caller, request, prompt, request.sampling, replayed)
+        relay = Relay(self.recorder, call, source)
         attempt.start(request.n, replayed=bool(replayed))
         async with aclosing(relay.run()) as events:
             async for event in events:
@@ -189,7 +190,8 @@ class Gateway:
         sampling = replayed[0].sampling if replayed else _sampling(attempt, request.sampling, number)
         max_tokens = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
         budget = settings.max_tokens and max(1, (settings.max_tokens - attempt.sampled_tokens) // request.n)
-        generation = Generation(self.recorder, attempt, caller, model, request, prompt, sampling, grammar, replayed)
+        call = PreparedCall(attempt, caller, request, prompt, sampling, replayed)
+        generation = Generation(self.recorder, call, model, grammar)
         try:
             with attempt.running(generation):
                 text = "" if request.prompt is None else joined(prompt.history.messages)

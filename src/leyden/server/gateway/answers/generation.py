@@ -8,22 +8,18 @@ from contextlib import aclosing
 from msgspec.structs import replace
 
 from leyden.engine.protocol import EngineError, EngineLost, EngineRequest, TokenChunk
-from leyden.records import Call, Sampling, WaitInterval
+from leyden.records import WaitInterval
 from leyden.server.gateway.answers.stream_parser import StreamParser
-from leyden.server.gateway.calls.attempt_calls import AttemptCalls
-from leyden.server.gateway.calls.caller import Caller
-from leyden.server.gateway.calls.recorder import CallRecording, RecordedAnswer, Recorder
+from leyden.server.gateway.calls.recorder import CallRecording, PreparedCall, RecordedAnswer, Recorder
 from leyden.server.gateway.calls.replay import replayed_chunks
 from leyden.server.gateway.calls.waiting import WaitTimer
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     AnswerFinished,
     FinishReason,
-    GenerationRequest,
     PromptTokens,
 )
 from leyden.server.gateway.errors import ErrorKind, GatewayError
-from leyden.server.gateway.prompts.prompt import Prompt
 from leyden.server.gateway.prompts.prompt_tokens import describe_prompt
 from leyden.server.gateway.prompts.text_index import joined
 from leyden.server.gateway.prompts.text_prompt import TextParser
@@ -33,24 +29,13 @@ from leyden.server.gateway.served_model import ServedModel
 class Generation:
     """Generates the `n` answers to one request at the same time."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        attempt: AttemptCalls,
-        caller: Caller,
-        model: ServedModel,
-        request: GenerationRequest,
-        prompt: Prompt,
-        sampling: Sampling,
-        grammar: str | None,
-        replayed: tuple[Call, ...] = (),
-    ) -> None:
-        """`replayed` are the recorded calls that answer it instead of the engine."""
-        self._caller, self._model, self._request, self._times = caller, model, request, attempt.times
-        self._prompt, self._sampling, self._grammar = prompt, sampling, grammar
-        self._recorder, self._attempt, self._replayed = recorder, attempt, replayed
+    def __init__(self, recorder: Recorder, call: PreparedCall, model: ServedModel, grammar: str | None) -> None:
+        request, prompt, replayed = call.request, call.prompt, call.replayed
+        self._recorder, self._model, self._grammar = recorder, model, grammar
+        self._attempt, self._caller, self._times = call.attempt, call.caller, call.attempt.times
+        self._request, self._prompt, self._sampling, self._replayed = request, prompt, call.sampling, replayed
         self._started = time.time()
-        self._recording = CallRecording(recorder, attempt, caller, request, prompt, sampling, self._answers, replayed)
+        self._recording = CallRecording(recorder, call, self._answers)
         self._tasks: list[asyncio.Task[None]] = []
         self._cut: GatewayError | None = None
         self._budget: int | None = None
@@ -66,8 +51,8 @@ class Generation:
                 tools=request.callable_tools,
                 may_call=request.may_call,
                 parallel_calls=request.parallel_tool_calls,
-                unmarked=attempt.settings.tool_calls == "any",
-                stop=sampling.stop,
+                unmarked=call.attempt.settings.tool_calls == "any",
+                stop=call.sampling.stop,
                 logprobs=request.top_logprobs is not None,
                 streamed=request.stream,
                 replayed=replayed[choice] if replayed else None,

@@ -108,6 +108,18 @@ class Recorder:
             self.strict.add(session, readable)
 
 
+class PreparedCall(Struct, frozen=True):
+    """A request that is about to be answered."""
+
+    attempt: AttemptCalls
+    caller: Caller
+    request: GenerationRequest
+    prompt: Prompt
+    sampling: Sampling
+    replayed: tuple[Call, ...] = ()
+    """The recorded calls that answer it. They keep their ids."""
+
+
 class RecordedAnswer(Struct, frozen=True, kw_only=True):
     """One answer, as it is recorded in a call. The answer of an upstream has no tokens."""
 
@@ -136,24 +148,20 @@ class CallRecording:
     def __init__(
         self,
         recorder: Recorder,
-        attempt: AttemptCalls,
-        caller: Caller,
-        request: GenerationRequest,
-        prompt: Prompt,
-        sampling: Sampling,
+        call: PreparedCall,
         answers: Callable[[], Sequence[RecordedAnswer]],
-        replayed: Sequence[Call] = (),
     ) -> None:
-        """`answers` is called once, when the calls are saved; those that are `replayed` keep their ids."""
-        self._recorder, self._attempt, self._caller = recorder, attempt, caller
-        self._request, self._prompt, self._sampling, self._answers = request, prompt, sampling, answers
+        """`answers` is called once, when the calls are saved."""
+        self._recorder, self._answers = recorder, answers
+        self._attempt, self._caller, self._request = call.attempt, call.caller, call.request
+        self._prompt, self._sampling = call.prompt, call.sampling
         self._started = time.time()
         self._discarded = False
         self._saving: asyncio.Task[None] | None = None
         first = f"call-{secrets.token_hex(8)}"
-        new = (first, *(f"{first}-{choice}" for choice in range(1, request.n)))
-        self.ids = tuple(call.id for call in replayed) or new
-        self._origin = replayed[0].origin if replayed else None
+        new = (first, *(f"{first}-{choice}" for choice in range(1, call.request.n)))
+        self.ids = tuple(replayed.id for replayed in call.replayed) or new
+        self._origin = call.replayed[0].origin if call.replayed else None
 
     def discard(self) -> None:
         """Do not save a failed call: nothing was generated."""

@@ -7,10 +7,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from leyden.records import Call
-from leyden.server.gateway.calls.attempt_calls import AttemptCalls
-from leyden.server.gateway.calls.caller import Caller
-from leyden.server.gateway.calls.recorder import CallRecording, RecordedAnswer, Recorder
+from leyden.server.gateway.calls.recorder import CallRecording, PreparedCall, RecordedAnswer, Recorder
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     AnswerFinished,
@@ -51,24 +48,14 @@ class AnswerSource(Protocol):
 class Relay:
     """Relays one request and its `n` answers."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        attempt: AttemptCalls,
-        caller: Caller,
-        request: GenerationRequest,
-        prompt: Prompt,
-        source: AnswerSource,
-        replayed: tuple[Call, ...] = (),
-    ) -> None:
-        """`replayed` are recorded calls, if the source answers with those."""
-        self._request, self._source = request, source
+    def __init__(self, recorder: Recorder, call: PreparedCall, source: AnswerSource) -> None:
+        request = self._request = call.request
+        self._source = source
         self._text = None if request.prompt is None else text_of(request)
         wanted = self._text if request.prompt_logprobs else None
         self._answers = [_RelayedAnswer(choice, wanted) for choice in range(request.n)]
         self._usage: dict[str, Any] = {}
-        about = (caller, request, prompt, request.sampling, self._recorded, replayed)
-        self._recording = CallRecording(recorder, attempt, *about)
+        self._recording = CallRecording(recorder, call, self._recorded)
 
     async def run(self) -> AsyncGenerator[AnswerEvent, None]:
         """Send the request, yield the events of the answers, and record them before they are finished."""
