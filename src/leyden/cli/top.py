@@ -20,22 +20,18 @@ from leyden.config import ConfigError
 from leyden.store.files.run_lock import INTERRUPTED
 
 _METRICS = (
-    *(
-        "reward/mean",
-        "reward/own",
-        "held_out/change",
-        "held_out/change_error",
-        "training/entropy",
-        "training/kl_sampler_k3",
-    ),
-    *(
-        "training/clipped_high",
-        "groups/requested",
-        "groups/flat",
-        "time/sampling_s",
-        "time/training_s",
-        "time/publishing_s",
-    ),
+    "reward/mean",
+    "reward/own",
+    "held_out/change",
+    "held_out/change_error",
+    "training/entropy",
+    "training/kl_sampler_k3",
+    "training/clipped_high",
+    "groups/requested",
+    "groups/flat",
+    "time/sampling_s",
+    "time/training_s",
+    "time/publishing_s",
 )
 
 

@@ -19,48 +19,44 @@ WIDTH, HEIGHT = 520, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 10, 24
 COLOURS = ("#2f6fde", "#d9822b", "#2e9e6b", "#b0479a", "#6c757d", "#c0392b", "#8e6cc9")
 _MAX_POINTS = 400
-_CHARTS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    (
-        "flat and dropped groups",
-        (
-            ("groups/flat", "flat"),
-            ("groups/flat_succeeded", "all succeeded alike"),
-            ("groups/flat_failed", "all failed alike"),
-            ("groups/dropped", "dropped"),
-        ),
-    ),
-    (
-        "tasks drawn by difficulty, share",
-        (("tasks/chance", "chance that rewards differ"), ("tasks/informative", "groups whose rewards did")),
-    ),
-    (
-        "rollouts that continue another one",
-        (("branches/reward", "mean reward"), ("branches/diverged", "share that left the record")),
-    ),
-    (
-        "calls of a rollout",
-        (
-            ("calls/per_rollout", "model calls"),
-            ("calls/tool_calls_per_rollout", "tool calls"),
-            ("held_out/calls/per_rollout", "model calls, held out"),
-            ("held_out/calls/tool_calls_per_rollout", "tool calls, held out"),
-        ),
-    ),
-    ("share of calls cut by length", (("calls/cut", "training"), ("held_out/calls/cut", "held out"))),
-    ("divergence from the starting model", (("training/kl_start", "on its own samples"),)),
-    ("entropy", (("training/entropy", "entropy"),)),
-    ("KL divergence", (("training/kl_sampler_k3", "to the sampler"), ("training/kl_reference", "to the reference"))),
-    ("clipped tokens", (("training/clipped_low", "clipped low"), ("training/clipped_high", "clipped high"))),
-    ("staleness, versions", (("staleness/mean", "mean"), ("staleness/max", "most"))),
-    ("length, tokens", (("length/call", "of a call"), ("length/rollout", "of a rollout"))),
-    ("tokens", (("tokens/sampled", "sampled"), ("tokens/trained", "trained on"))),
-    ("tokens of the training step", (("tokens/computed", "computed"), ("tokens/saved", "saved"))),
-    (
-        "time of a step, s",
-        (("time/sampling_s", "sampling"), ("time/training_s", "training"), ("time/publishing_s", "publishing")),
-    ),
-    ("gradient norm", (("training/grad_norm", "gradient norm"),)),
-)
+_CHARTS = {
+    "flat and dropped groups": {
+        "groups/flat": "flat",
+        "groups/flat_succeeded": "all succeeded alike",
+        "groups/flat_failed": "all failed alike",
+        "groups/dropped": "dropped",
+    },
+    "tasks drawn by difficulty, share": {
+        "tasks/chance": "chance that rewards differ",
+        "tasks/informative": "groups whose rewards did",
+    },
+    "rollouts that continue another one": {
+        "branches/reward": "mean reward",
+        "branches/diverged": "share that left the record",
+    },
+    "calls of a rollout": {
+        "calls/per_rollout": "model calls",
+        "calls/tool_calls_per_rollout": "tool calls",
+        "held_out/calls/per_rollout": "model calls, held out",
+        "held_out/calls/tool_calls_per_rollout": "tool calls, held out",
+    },
+    "share of calls cut by length": {"calls/cut": "training", "held_out/calls/cut": "held out"},
+    "divergence from the starting model": {"training/kl_start": "on its own samples"},
+    "entropy": {"training/entropy": "entropy"},
+    "KL divergence": {"training/kl_sampler_k3": "to the sampler", "training/kl_reference": "to the reference"},
+    "clipped tokens": {"training/clipped_low": "clipped low", "training/clipped_high": "clipped high"},
+    "staleness, versions": {"staleness/mean": "mean", "staleness/max": "most"},
+    "length, tokens": {"length/call": "of a call", "length/rollout": "of a rollout"},
+    "tokens": {"tokens/sampled": "sampled", "tokens/trained": "trained on"},
+    "tokens of the training step": {"tokens/computed": "computed", "tokens/saved": "saved"},
+    "time of a step, s": {
+        "time/sampling_s": "sampling",
+        "time/training_s": "training",
+        "time/publishing_s": "publishing",
+    },
+    "gradient norm": {"training/grad_norm": "gradient norm"},
+}
+"""Charts by title, each with the labels of its metrics."""
 _BY_LABEL = (
     ("reward/role/", "reward by role"),
     ("reward/kind/", "reward by kind of task"),
@@ -242,8 +238,9 @@ def _charts(series: Mapping[str, Series]) -> list[str]:
     outcomes = [name for name in counts if name not in ("rollouts/requested", "rollouts/trained")]
     ended = [Line(name.partition("/")[2], *_points(series[name])) for name in outcomes]
     found.append(_figure("outcomes of a step", ended))
-    for title, metrics in _CHARTS:
-        found.append(_figure(title, [Line(label, *_points(series[name])) for name, label in metrics if name in series]))
+    for title, metrics in _CHARTS.items():
+        lines = [Line(label, *_points(series[name])) for name, label in metrics.items() if name in series]
+        found.append(_figure(title, lines))
     for prefix, title in _BY_LABEL:
         lines = [Line(name.removeprefix(prefix), *_points(series[name])) for name in series if name.startswith(prefix)]
         found.append(_figure(title, lines))
