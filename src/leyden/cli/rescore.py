@@ -33,11 +33,7 @@ def add_rescore(command: argparse.ArgumentParser) -> None:
     command.add_argument("--base", metavar="DIR", help="the folder it is loaded from (default: the run's)")
     command.add_argument("--dry-run", action="store_true", help="compute and compare, without writing")
     command.add_argument(
-        "--concurrency",
-        "--at-once",
-        type=integer(1, 1000),
-        default=8,
-        help="groups scored concurrently (default: 8)",
+        "--concurrency", "--at-once", type=integer(1, 1000), default=8, help="groups scored concurrently (default: 8)"
     )
     add_source(command)
     command.set_defaults(run=_rescore)

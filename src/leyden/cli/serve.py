@@ -69,10 +69,7 @@ async def _run(options: argparse.Namespace) -> None:
     serving = ServeOptions(
         options.home,
         ServerConfig(
-            host=options.host,
-            port=options.port,
-            advertise=options.advertise,
-            concurrent_calls=options.concurrent_calls,
+            host=options.host, port=options.port, advertise=options.advertise, concurrent_calls=options.concurrent_calls
         ),
         UpstreamConfig(url=options.upstream, timeout_s=options.upstream_timeout_s),
         upstream_key=os.environ.get(UPSTREAM_KEY_VARIABLE),

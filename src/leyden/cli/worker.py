@@ -33,10 +33,7 @@ def add_worker(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--key-file", type=Path, metavar="FILE", help="a file with a worker key (or set LEYDEN_KEY)")
     command.add_argument(
-        "--processes",
-        type=integer(1, 1000),
-        metavar="N",
-        help="processes that run agents (default: workers.processes)",
+        "--processes", type=integer(1, 1000), metavar="N", help="processes that run agents (default: workers.processes)"
     )
     add_ray(command, "keep a worker on every node of a Ray cluster").add_argument(
         "--ray-cpus", metavar="N", type=integer(0, 1000), default=1, help="CPUs that each worker reserves (default: 1)"

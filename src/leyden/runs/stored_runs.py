@@ -17,15 +17,7 @@ from leyden.api.wire import RunSummary
 from leyden.config.schema import STORE_VARIABLE
 from leyden.estimates import PairedDifference
 from leyden.records import Run
-from leyden.runs.run_names import (
-    STORE_NAME,
-    FolderRuns,
-    denied,
-    may_have,
-    name_leases,
-    name_runs,
-    store_folders,
-)
+from leyden.runs.run_names import STORE_NAME, FolderRuns, denied, may_have, name_leases, name_runs, store_folders
 from leyden.store.database import Database
 from leyden.store.errors import NotFound, StoreUnusable
 from leyden.store.files.engine_file import read_report

@@ -59,10 +59,7 @@ async def serve(
 
 @asynccontextmanager
 async def open_server(
-    options: ServeOptions,
-    models: Sequence[ServedModel] = (),
-    release: str | None = None,
-    park: str | None = None,
+    options: ServeOptions, models: Sequence[ServedModel] = (), release: str | None = None, park: str | None = None
 ) -> AsyncIterator["Server"]:
     """Run a server within a context; accepted requests are finished when the context is left.
 

@@ -25,14 +25,7 @@ from leyden.records import (
     StepCredits,
     Task,
 )
-from leyden.store.codec import (
-    decode_json,
-    encode_json,
-    pack_floats,
-    pack_ids,
-    unpack_floats,
-    unpack_ids,
-)
+from leyden.store.codec import decode_json, encode_json, pack_floats, pack_ids, unpack_floats, unpack_ids
 
 decode_settings = msgspec.json.Decoder(RunSettings).decode
 decode_span = msgspec.json.Decoder(Span).decode
@@ -116,10 +109,7 @@ def rollout_from_row(row: Any) -> Rollout:
 def listed_rollout_from_row(row: Any) -> ListedRollout:
     """Build a rollout for a list."""
     return ListedRollout(
-        **msgspec.structs.asdict(rollout_from_row(row)),
-        reward=row.reward,
-        calls=row.calls,
-        tokens=row.tokens,
+        **msgspec.structs.asdict(rollout_from_row(row)), reward=row.reward, calls=row.calls, tokens=row.tokens
     )
 
 

@@ -16,14 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection, select
 
-from leyden.api.wire import (
-    EventCursor,
-    EventLog,
-    GroupScoring,
-    Lease,
-    LeaseRequest,
-    Scores,
-)
+from leyden.api.wire import EventCursor, EventLog, GroupScoring, Lease, LeaseRequest, Scores
 from leyden.background import start_background, wait_set
 from leyden.outcomes import Ending, Outcome
 from leyden.records import EventKind

@@ -40,11 +40,7 @@ class RewardFunction:
     """
 
     def __init__(
-        self,
-        function: AnyCallable,
-        reference: str,
-        rollout: RolloutConfig,
-        services: Sequence[str] = (),
+        self, function: AnyCallable, reference: str, rollout: RolloutConfig, services: Sequence[str] = ()
     ) -> None:
         self._function, self._tries, self._limit_s = function, rollout.reward_tries, rollout.reward_time_limit_s
         names = _parameters(function, reference, services)
@@ -57,11 +53,7 @@ class RewardFunction:
         """Of the parts that its rewards have."""
 
     async def score(
-        self,
-        task: Any,
-        result: Any,
-        episode: Callable[[], Awaitable[Episode]],
-        acquired: Mapping[str, Any] = {},
+        self, task: Any, result: Any, episode: Callable[[], Awaitable[Episode]], acquired: Mapping[str, Any] = {}
     ) -> GivenReward:
         """Return the reward of one rollout; raise `NoReward` if it has none."""
         arguments: dict[str, Any] = {"task": task, "result": result, **acquired}
@@ -70,10 +62,7 @@ class RewardFunction:
         return await self._call_with_retries(arguments, _parse_one)
 
     async def score_group(
-        self,
-        task: Any,
-        group: Sequence[Episode],
-        acquired: Mapping[str, Any] = {},
+        self, task: Any, group: Sequence[Episode], acquired: Mapping[str, Any] = {}
     ) -> dict[str, GivenReward | None]:
         """Return the reward of each rollout by its id, None if it has none; raise `NoReward` if the function fails."""
         arguments = {"task": task, "group": list(group), **acquired}

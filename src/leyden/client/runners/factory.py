@@ -78,10 +78,7 @@ class RunnerFactory:
         match self._kind:
             case AgentKind.COMMAND:
                 return await HostProcess.start(
-                    COMMAND_HOST,
-                    self._setup,
-                    stop_timeout_s=_COMMAND_STOP_TIMEOUT_S,
-                    keep_output=alone is not None,
+                    COMMAND_HOST, self._setup, stop_timeout_s=_COMMAND_STOP_TIMEOUT_S, keep_output=alone is not None
                 )
             case AgentKind.ENDPOINT:
                 return HttpEndpoint(self._setup)

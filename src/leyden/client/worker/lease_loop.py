@@ -208,11 +208,7 @@ class LeaseLoop:
         await asyncio.shield(supervising)
 
     async def _run_on(
-        self,
-        supervisor: RunnerSupervisor,
-        active: ActiveAttempt,
-        addresses: dict[str, str],
-        acquired: AsyncExitStack,
+        self, supervisor: RunnerSupervisor, active: ActiveAttempt, addresses: dict[str, str], acquired: AsyncExitStack
     ) -> None:
         end = await supervisor.run_attempt(active, addresses)
         if self._reporter.needs_scoring(end):  # its code has returned: scoring does not occupy a runner slot
@@ -225,11 +221,7 @@ class LeaseLoop:
             self._tasks.create_task(self._return_when_released(active, acquired.pop_all()))
 
     async def _score(
-        self,
-        active: ActiveAttempt,
-        end: FinishRequest | None,
-        addresses: dict[str, str],
-        acquired: AsyncExitStack,
+        self, active: ActiveAttempt, end: FinishRequest | None, addresses: dict[str, str], acquired: AsyncExitStack
     ) -> None:
         """Score and report an attempt. Its services are returned first, unless the reward function uses one of them."""
         try:

@@ -49,11 +49,7 @@ class Reporter:
         return self._reward is not None and service in self._reward.services
 
     async def report(
-        self,
-        lease: Lease,
-        end: FinishRequest,
-        step_rewards: Sequence[Reward] = (),
-        acquired: Mapping[str, Any] = {},
+        self, lease: Lease, end: FinishRequest, step_rewards: Sequence[Reward] = (), acquired: Mapping[str, Any] = {}
     ) -> None:
         """Score an attempt and report its end; returns when the server has acknowledged it or does not know it.
 

@@ -96,11 +96,7 @@ def _span(span: ProtoSpan, resource: dict[str, Any], scope: str) -> Span:
             for event in span.events
         ),
         links=tuple(
-            {
-                "trace_id": link.trace_id.hex(),
-                "span_id": link.span_id.hex(),
-                "attributes": _attributes(link.attributes),
-            }
+            {"trace_id": link.trace_id.hex(), "span_id": link.span_id.hex(), "attributes": _attributes(link.attributes)}
             for link in span.links
         ),
         scope=scope,

@@ -119,10 +119,7 @@ DASHBOARD_ROUTES: list[Route] = [
     serve(ControlApi.overview, dashboard.overview),
     *(
         Route(
-            *("GET", path, Permission.VIEW, stream.stream_changes),
-            returns=Raw,
-            waits=True,
-            media_types=(EVENT_STREAM,),
+            *("GET", path, Permission.VIEW, stream.stream_changes), returns=Raw, waits=True, media_types=(EVENT_STREAM,)
         )
         for path in ("/api/stream", _RUN + "/stream")
     ),

@@ -131,12 +131,7 @@ def _cancel(tx: Transaction, unfinished: Sequence[Any], message: str) -> int:
 
 
 def _end(
-    tx: Transaction,
-    row: Any,
-    outcome: Outcome,
-    result: Any = None,
-    output: str = "",
-    retry: Retry = Retry.CHARGED,
+    tx: Transaction, row: Any, outcome: Outcome, result: Any = None, output: str = "", retry: Retry = Retry.CHARGED
 ) -> None:
     """End an active attempt; the outcome table decides whether its rollout is retried or finished."""
     ending = str(outcome.ending)

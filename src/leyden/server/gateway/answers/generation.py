@@ -13,12 +13,7 @@ from leyden.server.gateway.answers.stream_parser import StreamParser
 from leyden.server.gateway.calls.recorder import CallRecording, PreparedCall, RecordedAnswer, Recorder
 from leyden.server.gateway.calls.replay import replayed_chunks
 from leyden.server.gateway.calls.waiting import WaitTimer
-from leyden.server.gateway.dialects.types import (
-    AnswerEvent,
-    AnswerFinished,
-    FinishReason,
-    PromptTokens,
-)
+from leyden.server.gateway.dialects.types import AnswerEvent, AnswerFinished, FinishReason, PromptTokens
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.prompts.prompt_tokens import describe_prompt
 from leyden.server.gateway.prompts.text_index import joined

@@ -14,14 +14,7 @@ from leyden.records import Call, VersionRun
 from leyden.rendering.renderer import ParsedResponse, ParsedToolCall, ResponseParser, ToolCallStatus, tool_call_texts
 from leyden.server.gateway.answers.tool_call_stream import ToolCallStream
 from leyden.server.gateway.answers.unmarked_calls import OPENINGS, find_unmarked_call, settled_length
-from leyden.server.gateway.dialects.types import (
-    AnswerEvent,
-    Message,
-    ReasoningDelta,
-    TextDelta,
-    TokenInfo,
-    ToolCall,
-)
+from leyden.server.gateway.dialects.types import AnswerEvent, Message, ReasoningDelta, TextDelta, TokenInfo, ToolCall
 from leyden.server.gateway.prompts.reasoning_tokens import TokenDecoder, count_reasoning_tokens
 
 _LABELS = ("thought\n",)

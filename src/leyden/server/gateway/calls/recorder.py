@@ -145,12 +145,7 @@ class CallRecording:
     block runs. Nothing interrupts the saving, and it happens once.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        call: PreparedCall,
-        answers: Callable[[], Sequence[RecordedAnswer]],
-    ) -> None:
+    def __init__(self, recorder: Recorder, call: PreparedCall, answers: Callable[[], Sequence[RecordedAnswer]]) -> None:
         """`answers` is called once, when the calls are saved."""
         self._recorder, self._answers = recorder, answers
         self._attempt, self._caller, self._request = call.attempt, call.caller, call.request
