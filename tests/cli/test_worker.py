@@ -1,11 +1,15 @@
 """`leyden worker`: what it passes on to the worker that it runs."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
+from forked_commands import start_command
+from serving import ServerProcess
 
 from leyden.cli import main, worker
 from leyden.client.worker.options import WorkerOptions
+from leyden.server.control.keys import KeyKind
 
 
 def test_agents_do_not_see_the_file_of_the_key_and_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +30,27 @@ def test_agents_do_not_see_the_file_of_the_key_and_the_runs(tmp_path: Path, monk
     assert key == "leyden-of-the-worker"
     assert options.hidden == (str(tmp_path / "runs"), str(tmp_path / "worker.key"))
     assert options.workers.environment == ("INDEX",)
+
+
+def test_a_worker_says_once_that_its_run_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("def solve(task): ...")
+    (tmp_path / "tasks.jsonl").write_text('{"input": 1}\n')
+    (tmp_path / "mine.toml").write_text('agent = "agent.py:solve"\ntasks = "tasks.jsonl"\n')
+    with ServerProcess(tmp_path / "runs") as server:
+        key = str(server.key_file(KeyKind.WORKER))
+        words = ("worker", "mine.toml", "--server", server.url, "--key-file", key, "workers.processes=1")
+        worker = start_command(*words, cwd=tmp_path, stderr=subprocess.PIPE)
+        try:
+            assert worker.stderr is not None
+            lines = [worker.stderr.readline().decode() for _ in range(2)]
+            worker.terminate()
+            rest = worker.communicate(timeout=300)[1].decode()
+        finally:
+            worker.kill()
+    assert lines[0].startswith(f"working for run mine at {server.url}")
+    assert lines[1].startswith(f"waiting for run mine, which the server at {server.url} does not have: start its")
+    assert "run=NAME" in lines[1]
+    assert rest.splitlines() == ["stopped: 0 attempts"]
 
 
 def test_the_old_name_of_processes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

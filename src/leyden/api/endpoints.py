@@ -38,6 +38,10 @@ class ControlApi:
     def get_run(self, run: str) -> Run:
         """Return a run with its configuration."""
 
+    @endpoint("GET", _RUN + "/exists", Permission.WORK)
+    def run_exists(self, run: str) -> wire.Existence:
+        """Say whether there is such a run: a worker may be started before its run."""
+
     @endpoint("DELETE", _RUN, Permission.DELETE)
     def delete_run(self, run: str) -> None:
         """Delete a run and free its space."""

@@ -221,6 +221,12 @@ class Counted(Struct, frozen=True):
     counted: bool
 
 
+class Existence(Struct, frozen=True):
+    """Whether there is a run of this name."""
+
+    exists: bool
+
+
 class Recorded(Struct, frozen=True):
     """Number of records that are new. The others were already stored with the same content."""
 

@@ -6,10 +6,11 @@ import logging
 import os
 import signal
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 
-from leyden.api.client import read_key
+from leyden.api.client import RemoteError, RetryingRemote, read_key
 from leyden.api.wire import FinishRequest
 from leyden.cli.arguments import integer, url
 from leyden.cli.printing import plural
@@ -77,16 +78,35 @@ async def _run(options: argparse.Namespace) -> None:
     if not key:
         raise ConfigError("a worker needs a key: name its file with --key-file, or set LEYDEN_KEY")
     worker = worker_options(config, options.server, config.run, key_file=options.key_file)
-    if options.ray:
-        await _work_on_cluster(worker, key, options)
-    else:
-        stop, progress = _stop_signal(), WorkerProgress()
-        print_note(f"working for run {config.run} at {options.server}: up to {worker.concurrency} rollouts at once")
-        try:
-            await work(worker, key, stop, progress.count)
-        finally:
-            progress.close()
-        print_note(f"{'stopped' if stop.is_set() else f'run {config.run} is done'}: {progress}")
+    noting = asyncio.create_task(_note_missing_run(worker, config.run, key))
+    try:
+        if options.ray:
+            await _work_on_cluster(worker, key, options)
+        else:
+            await _work_here(worker, config.run, key)
+    finally:
+        noting.cancel()
+
+
+async def _work_here(worker: WorkerOptions, run: str, key: str) -> None:
+    stop, progress = _stop_signal(), WorkerProgress()
+    print_note(f"working for run {run} at {worker.server}: up to {worker.concurrency} rollouts at once")
+    try:
+        await work(worker, key, stop, progress.count)
+    finally:
+        progress.close()
+    print_note(f"{'stopped' if stop.is_set() else f'run {run} is done'}: {progress}")
+
+
+async def _note_missing_run(worker: WorkerOptions, run: str, key: str) -> None:
+    """Say for what the worker waits if its server has no such run yet. What the server refuses, the worker reports."""
+    with suppress(RemoteError):
+        async with RetryingRemote(worker.server, key, lambda _: None) as client:
+            if not (await client.run_exists(run)).exists:
+                print_note(
+                    f"waiting for run {run}, which the server at {worker.server} does not have: start its "
+                    "training there, or name another run with run=NAME (`leyden runs` lists those of a server)"
+                )
 
 
 async def _work_on_cluster(worker: WorkerOptions, key: str, options: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from leyden.api.wire import (
     RUN_ENDED,
     CallTimes,
     Cursor,
+    Existence,
     FinishReply,
     FinishRequest,
     GroupScoring,
@@ -66,6 +67,10 @@ async def list_runs(service: ServerContext, key: Key) -> list[RunSummary]:
             queries.summarise_run(connection, id) for id in queries.list_run_ids(connection) if key.run in (None, id)
         ]
     )
+
+
+async def run_exists(service: ServerContext, key: Key, run: str) -> Existence:
+    return Existence(bool(await service.store.read(queries.list_run_ids, run)))
 
 
 async def record_rewards(service: ServerContext, key: Key, run: str, attempt: str, new: Sequence[Reward]) -> Recorded:

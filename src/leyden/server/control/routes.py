@@ -152,6 +152,7 @@ ROUTES: list[Route] = [
     serve(ControlApi.list_runs, api.list_runs),
     serve_store(ControlApi.create_run, Store.create_run),
     serve_query(ControlApi.get_run, queries.get_run),
+    serve(ControlApi.run_exists, api.run_exists),
     serve_store(ControlApi.delete_run, Store.delete_run),
     serve_query(ControlApi.summarise_run, queries.summarise_run),
     serve_store(ControlApi.follow_events, Store.events),
