@@ -58,6 +58,31 @@ def test_a_file_names_the_run_and_is_where_its_files_are(tmp_path: Path) -> None
         ("[services.db]\ncount = 3\n", "`services.NAME`: a service needs either `make` or `command`"),
         ('[services.task]\nmake = "e:f"\n', "`services.task` cannot be the name of a parameter"),
         ('[services.db]\ncommand = "serve"\n', "`command` has no {port}"),
+        (
+            'tasks = "t"\n[training]\nlora = 8\n',
+            "/calc.toml:3: `training.lora`: expected a section, got a whole number: its keys are rank, alpha, modules, "
+            "as in `training.lora.rank=8`",
+        ),
+        ('engine = "vllm"\n', ', as in `engine.kind="vllm"`'),
+        ('upstream = "http://host"\n', "`upstream`: expected a section, got text: its keys are url, timeout_s"),
+        ("[training]\nlora = true\n", "expected a section, got true or false: its keys are rank, alpha, modules"),
+        (
+            "[policies.a]\nlora = 8\n",
+            "expected true or false or a section, got a whole number: its keys are rank, alph",
+        ),
+        (
+            "policies = 3\n",
+            "/calc.toml:1: `policies`: expected a section, got a whole number: write `policies.NAME.K",
+        ),
+        ('roles = "critic"\n', "`roles`: expected a section, got text: write `roles.NAME=VALUE`"),
+        ("[rollout]\nmax_calls = []\n", "`rollout.max_calls`: expected a whole number or a section, got a list"),
+        ("[training.lora]\nrnk = 8\n", "`training.lora.rnk` is no key: did you mean `training.lora.rank`?"),
+        ("[training]\nrank = 8\n", "`training.rank` is no key: did you mean `training.lora.rank`?"),
+        ("[training]\ntemperature = 1\n", "did you mean `sampling.temperature`?"),
+        ("learning_rat = 1\n", "did you mean `training.learning_rate`?"),
+        ("max_new_tokens = 3\n", "did you mean `rollout.max_tokens` or `sampling.max_tokens`?"),
+        ('[engine]\nkind = "sglang"\n', "/calc.toml:2: `engine.kind`: expected auto, torch or vllm, got 'sglang'"),
+        ('report = ["wand"]\n', "`report[0]`: expected tensorboard, wandb, mlflow or trackio, got 'wand'"),
         ('[routes]\ngpt = "elsewhere"\n', "'gpt' is served by 'elsewhere': write policy, upstream or"),
         ("[routes]\ngpt = {anwser = 'x'}\n", "did you mean `routes.NAME.answer`?"),
         ('[routes]\ngpt = "upstream"\n', "is served upstream: set `upstream.url`"),
@@ -90,7 +115,7 @@ def test_settings_are_put_on_top_and_are_toml_or_text() -> None:
     assert "training" not in WHOLE
 
 
-@pytest.mark.parametrize("setting", ["steps", "=3", "model.x=3"])
+@pytest.mark.parametrize("setting", ["steps", "=3", "model.x=3", "training..steps=3", "training.=3"])
 def test_a_setting_that_sets_nothing(setting: str) -> None:
     with pytest.raises(ConfigError):
         read_config(override({**WHOLE, "model": "spark"}, [setting]))

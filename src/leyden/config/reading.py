@@ -5,7 +5,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import NoneType
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -13,29 +12,10 @@ import tomli_w
 from msgspec import Struct
 from msgspec.structs import fields
 
+from leyden.config.explaining import dotted, explain
 from leyden.config.schema import Config
-from leyden.records import ID_PATTERN, ID_RULE
 
 Document = dict[str, Any]
-
-_SYNONYMS = {
-    "lr": "learning_rate",
-    "epoch": "epochs",
-    "max_steps": "steps",
-    "num_steps": "steps",
-    "batch_size": "tasks_per_step",
-    "n": "group_size",
-    "num_generations": "group_size",
-    "beta": "kl",
-    "temp": "temperature",
-    "name": "run",
-    "dataset": "tasks",
-}
-"""Keys of other programs to ours, for the hint after a key that does not exist."""
-
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]+)`(?: - at `\$\.?(?P<at>[^`]*)`)?")
-_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]+)`")
-_WRONG = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$\.?(?P<at>[^`]*)`)?")
 
 
 class ConfigError(Exception):
@@ -85,6 +65,8 @@ def override(document: Document, settings: Iterable[str]) -> Document:
         key, equals, value = setting.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{setting!r} sets nothing: write key=value, as in training.steps=20")
+        if not all(key.strip().split(".")):
+            raise ConfigError(f"`{key.strip()}` is no key: write names with one dot between them, as in training.steps")
         _put(document, key.strip(), _value(key.strip(), value.strip()))
     return document
 
@@ -94,7 +76,7 @@ def read_config(document: Mapping[str, Any]) -> Config:
     try:
         return msgspec.convert(_inherited(_listed(document)), Config, str_keys=True)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error)).replace("[...]", ".NAME")) from error
+        raise ConfigError(explain(str(error), document)) from error
 
 
 def to_toml(config: Config) -> str:
@@ -165,66 +147,6 @@ def _inherited(document: Document) -> Document:
     return {**document, "policies": found}
 
 
-def _explain(message: str) -> str:
-    if unknown := _UNKNOWN.fullmatch(message):
-        section, name = unknown["at"] or "", unknown["name"]
-        known = _keys(section)
-        near = [one for one in (_SYNONYMS.get(name),) if one in known]
-        near = near or ([] if section else _in_sections(name)) or difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean `{_join(section, near[0])}`?" if near else f"the keys there are {', '.join(known)}"
-        return f"`{_join(section, name)}` is no key: {hint}"
-    if missing := _MISSING.match(message):
-        return f"`{missing['name']}` is missing: set it"
-    wrong = _WRONG.fullmatch(message)
-    assert wrong is not None
-    if wrong["at"] in ("held_out", "test"):
-        return f"`{wrong['at']}`: expected a file of tasks, a whole number of tasks, or a fraction of them below 1"
-    if repr(ID_PATTERN) in wrong["what"]:
-        return f"`{wrong['at']}`: expected {ID_RULE}"
-    what = _TYPES.sub(_in_words, wrong["what"][:1].lower() + wrong["what"][1:])
-    where = "one of its keys: " if wrong["key"] else ""
-    return f"`{wrong['at']}`: {where}{what}" if wrong["at"] else what
-
-
-_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "a section",
-}
-_TYPES = re.compile(r"`((?:\w+ \| )*\w+)`")
-
-
-def _in_words(types: re.Match[str]) -> str:
-    names = [name for name in types[1].split(" | ") if name != "null"]
-    return " or ".join(_WORDS[name] for name in names) if names and all(map(_WORDS.get, names)) else types[0]
-
-
-def _in_sections(name: str) -> list[str]:
-    """Return the keys of this name, or of the name that it has here, in all sections."""
-    sections = [
-        entry.name for entry in fields(Config) if isinstance(entry.type, type) and issubclass(entry.type, Struct)
-    ]
-    wanted = (name, _SYNONYMS.get(name))
-    return [f"{section}.{key}" for section in sections for key in _keys(section) if key in wanted]
-
-
-def _keys(section: str) -> list[str]:
-    inner: Any = Config
-    for name in filter(None, section.replace("[...]", "").split(".")):  # [...]: a name of the user
-        kind = next(entry.type for entry in fields(inner) if entry.name == name)
-        while choices := get_args(kind):
-            kind = next(one for one in reversed(choices) if one is not NoneType)
-        inner = kind
-    return [entry.name for entry in fields(inner)]
-
-
-def _join(section: str, name: str) -> str:
-    return f"{section}.{name}" if section else name
-
-
 def _line_of(text: str, key: str) -> int | None:
     """Find the line of a dotted key in a TOML text; None if it is not found."""
     inside, sought = "", re.escape(key).replace("NAME", r"[\w-]+")
@@ -233,7 +155,7 @@ def _line_of(text: str, key: str) -> int | None:
             inside = header[1].strip()
             if re.fullmatch(sought, inside):
                 return number
-        elif (assigned := re.match(r"\s*([\w.-]+)\s*=", line)) and re.fullmatch(sought, _join(inside, assigned[1])):
+        elif (assigned := re.match(r"\s*([\w.-]+)\s*=", line)) and re.fullmatch(sought, dotted(inside, assigned[1])):
             return number
     return None
 
