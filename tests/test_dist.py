@@ -49,19 +49,20 @@ def metadata(wheel: Path) -> Message:
 
 def test_both_have_every_file_of_the_package_and_the_licence(dist: Path, wheel: Path) -> None:
     listed = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    package = {name.removeprefix("src/") for name in listed.split()} - {"leyden/demo"}
+    package = {name.removeprefix("src/") for name in listed.split()} - {"leyden/demo", "leyden/docs"}
     demo = {
         f"leyden/demo/{name}" for name in ("agent.py", "calc.toml", "tasks.jsonl", "held_out.jsonl", "unseen.jsonl")
     }
+    docs = {f"leyden/docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
     with ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.startswith(f"leyden-{__version__}.dist-info/")}
         licence = archive.read(f"leyden-{__version__}.dist-info/licenses/LICENSE")
-    assert names == package | demo
+    assert names == package | demo | docs
     assert licence == (ROOT / "LICENSE").read_bytes()
     (source,) = dist.glob("*.tar.gz")
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert names >= {f"src/{name}" for name in package | demo} | {"LICENSE", "README.md", "constraints.txt"}
+    assert names >= {f"src/{name}" for name in package | demo | docs} | {"LICENSE", "README.md", "constraints.txt"}
     assert not any(name.startswith("tests") for name in names)
 
 

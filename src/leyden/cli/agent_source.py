@@ -6,6 +6,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from leyden.config import ConfigError
+from leyden.documentation import page
 
 _FRAMEWORKS = {
     "crewai": "crewai",
@@ -78,7 +79,7 @@ def recognise(path: Path) -> AgentSource:
     ):
         return AgentSource("command", f"python {path.name}", base_url=base_url)
     if "agentlightning" in imported:
-        hint = "write a function of the task without `llm` or resources (docs/moving.md shows one)"
+        hint = f"write a function of the task without `llm` or resources ({page('moving')} shows one)"
         raise ConfigError(f"{path} is an agent of Agent Lightning: {hint}")
     raise ConfigError(f"{path} has no function that takes a task: write one, such as `def solve(task): ...`")
 

@@ -17,6 +17,7 @@ from leyden.cli.arguments import integer, run_name
 from leyden.cli.dev import format_counts, print_report
 from leyden.cli.printing import plural, print_json, stdout_console, with_error
 from leyden.config import Config, ConfigError, override, read_config, read_file
+from leyden.documentation import page
 from leyden.extras import install_command
 from leyden.learner.ranks.launch import join, launch_of
 from leyden.local.preflight import check_inputs
@@ -173,7 +174,7 @@ async def _train(options: argparse.Namespace) -> None:
 
         raise TrainingError(
             f"run {trained.run} made no update in {plural(trained.step, 'step')}, so nothing was trained: in every "
-            "group all rollouts were worth the same (docs/when_it_does_not_learn.md)"
+            f"group all rollouts were worth the same ({page('when_it_does_not_learn')})"
         )
 
 

@@ -23,6 +23,7 @@ from leyden.client.services.registry import ServiceRegistry
 from leyden.client.worker.heartbeat import Heartbeat
 from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.reporter import Reporter
+from leyden.documentation import page
 from leyden.outcomes import Ending, Outcome
 from leyden.process.usage import UseReports
 from leyden.user_code.loading import LoadError
@@ -31,7 +32,7 @@ LOOP_ERRORS = (
     "rollouts of a sync agent that ran at the same time used the same objects, such as a model client, in different "
     "event loops and failed. They are run again, and each process now runs one rollout at a time, which is slow. "
     "To run many, make the agent `async def` and await the framework's async call (`await Runner.run(...)` instead of "
-    "`Runner.run_sync(...)`), or run the agent as a command (docs/frameworks.md)"
+    f"`Runner.run_sync(...)`), or run the agent as a command ({page('frameworks')})"
 )
 """Logged once by a worker in which this happened."""
 _log = logging.getLogger("leyden.worker")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from leyden.documentation import page
 from leyden.episodes import Episode
 from leyden.extras import install_command
 from leyden.orchestrator.credit.samples import StepAccounting
@@ -9,7 +10,8 @@ from leyden.orchestrator.health.failures import NO_CALLS
 
 _HOW_ROLES_ARE_FOUND = (
     "A call has the role that it names, that of the span around it (LangChain, LangGraph, OpenAI Agents SDK: "
-    f"{install_command('trace')}), or one whose rule in `[roles]` matches its system prompt (docs/gateway.md, Roles)"
+    f"{install_command('trace')}), or one whose rule in `[roles]` matches its system prompt "
+    f"({page('gateway', 'Roles')})"
 )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from leyden.documentation import page
 from leyden.episodes import Episode
 from leyden.learner.errors import TrainingError
 
@@ -17,5 +18,5 @@ def check_roles(episodes: Sequence[Episode], role_routes: Mapping[str, str]) -> 
                     f"calls of the role {role!r} are those of the policy {routed!r}, and {call.policy!r} has answered "
                     "one: its role is known only from a span, which arrives after the call. Name the role in the "
                     "header `x-leyden-role` or in the base URL, write a rule in `[roles]` for its system prompt, or "
-                    f"list a model name of its own in `policies.{routed}.models` (docs/gateway.md, Roles)"
+                    f"list a model name of its own in `policies.{routed}.models` ({page('gateway', 'Roles')})"
                 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from leyden.documentation import page
 from leyden.episodes import Episode
 
 
@@ -17,5 +18,5 @@ def shared_weights(episodes: Sequence[Episode], trained: Sequence[str], policy: 
     return (
         f"{', '.join(others)} {shares} the weights of {', '.join(trained)}: not trained on, but changed with them. "
         f"To freeze {it}, route the model name that {uses} to an upstream, such as a frozen copy: "
-        "leyden serve --model MODEL (docs/gateway.md, Roles)"
+        f"leyden serve --model MODEL ({page('gateway', 'Roles')})"
     )

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any, Self
 
 from leyden.config import TrainingConfig
+from leyden.documentation import page
 
 _MIN_UPDATES = 5
 """Updates after the warm-up before the policy is judged."""
@@ -21,7 +22,7 @@ _MIN_CHANGE = 0.05
 _MIN_STEPS = 20
 """Steps after the warm-up before rewards are judged."""
 _ERRORS = 2.0
-_PAGE = "see docs/when_it_does_not_learn.md"
+_PAGE = f"see {page('when_it_does_not_learn')}"
 
 
 class StandstillDetector:
