@@ -24,7 +24,18 @@ from leyden.api.client import Remote
 from leyden.api.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 from leyden.cli import main, parser
 from leyden.outcomes import Ending, Outcome, Retry
-from leyden.records import Call, CallCredit, Purpose, Reward, RewardKind, RunSettings, StepCredits, Task, VersionRun
+from leyden.records import (
+    Call,
+    CallCredit,
+    Purpose,
+    Reward,
+    RewardKind,
+    RunSettings,
+    Sampling,
+    StepCredits,
+    Task,
+    VersionRun,
+)
 from leyden.runs.run_folder import RunFolder
 from leyden.server.control.keys import KeyKind
 from leyden.store.store import Store
@@ -229,6 +240,18 @@ def test_a_run_as_json(leyden: Leyden, where: list[str]) -> None:
         (0.0, 0),
         (None, None),
     ]
+
+
+def test_settings_are_shown_as_a_configuration_has_them(leyden: Leyden, tmp_path: Path) -> None:
+    async def write() -> None:
+        store = await Store(tmp_path / "leyden.db").start()
+        settings = RunSettings(reward_function=True, sampling=Sampling(temperature=0.5, top_p=1.0), roles={"a": "[b]"})
+        await store.create_run(RunSpec("r", settings))
+        await store.close()
+
+    asyncio.run(write())
+    text = leyden("show", "r", "--home", str(tmp_path)).text
+    assert 'settings  reward_function = true, sampling.temperature = 0.5, roles.a = "[b]"\n' in text
 
 
 def test_a_run_for_a_person(leyden: Leyden, where: list[str]) -> None:

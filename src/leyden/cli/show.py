@@ -1,8 +1,9 @@
 """`leyden runs` and `leyden show`: list runs, and show a run or one of its rollouts."""
 
 import argparse
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -24,7 +25,7 @@ from leyden.cli.source import add_source, all_runs, open_source
 from leyden.config import ConfigError
 from leyden.episodes import Episode
 from leyden.outcomes import Ending
-from leyden.records import Attempt, Call, CallCredit, Rollout, RunSettings, Span, StepCredits
+from leyden.records import Attempt, Call, CallCredit, Rollout, RunSettings, Sampling, Span, StepCredits
 from leyden.runs.run_folder import folder_size
 from leyden.runs.stored_runs import RunSource, StoredRuns
 from leyden.store.files.run_lock import INTERRUPTED
@@ -136,15 +137,14 @@ async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
     console.print(f"[bold]{run.id}[/]  started {_time(run.created)}, {counts}", soft_wrap=True)
     reward, of, best = _rewards_of(summary, card)
     rollouts = "rollout" if of.startswith("1 ") else "rollouts"
-    found = "no reward" if of == "-" else f"reward {reward} ({of} {rollouts})"
-    found += "" if best == "-" else f", best {best}"
+    rewarded = "no reward" if of == "-" else f"reward {reward} ({of} {rollouts})"
+    rewarded += "" if best == "-" else f", best {best}"
     sampled = f"{plural(summary.calls, 'call')}, {plural(summary.tokens, 'sampled token')}"
-    console.print(f"{sampled}, {found}", soft_wrap=True)
-    usual = msgspec.to_builtins(RunSettings())
-    settings = [
-        f"{name} = {value}" for name, value in msgspec.to_builtins(run.settings).items() if value != usual[name]
-    ]
-    console.print(f"settings  {', '.join(settings) or 'defaults'}", soft_wrap=True)
+    console.print(f"{sampled}, {rewarded}", soft_wrap=True)
+    usual = dict(_settings(msgspec.to_builtins(RunSettings()) | {"sampling": msgspec.structs.asdict(Sampling())}))
+    found = _settings(msgspec.to_builtins(run.settings))
+    settings = [f"{name} = {value}" for name, value in found if value != usual.get(name)]
+    console.print(f"settings  {escape(', '.join(settings)) or 'defaults'}", soft_wrap=True)
     if policies:
         print_table(console, policies_table(policies))
     print_table(console, _rollouts(listed, _is_interrupted(source)))
@@ -153,6 +153,15 @@ async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
         console.print(f"{len(listed)} of {total} that match{onward}")
     elif len(listed) == options.limit:
         console.print(f"more: leyden show {run.id} --after {listed[-1].id}", soft_wrap=True)
+
+
+def _settings(document: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the settings of a run by their whole names, written as in a configuration."""
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{section}{name}.")
+        else:
+            yield f"{section}{name}", json.dumps(value, ensure_ascii=False)
 
 
 async def _search(
