@@ -114,6 +114,11 @@ def test_a_crew_and_programs_are_recognised(tmp_path: Path) -> None:
     (tmp_path / "lit.py").write_text("import agentlightning as agl\n@agl.rollout\ndef solve(task, llm): ...\n")
     with pytest.raises(ConfigError, match="is an agent of Agent Lightning: write a function of the task"):
         recognise(tmp_path / "lit.py")
+    (tmp_path / "only.py").write_text("import openai\ndef _shorten(text): ...\ndef ask(question: str): ...\n")
+    assert (recognise(tmp_path / "only.py").name, recognise(tmp_path / "only.py").takes_text) == ("ask", True)
+    (tmp_path / "two.py").write_text("def ask(question): ...\ndef clean(text): ...\n")
+    with pytest.raises(ConfigError, match=r"may take a task \(ask, clean\): call the agent `solve`"):
+        recognise(tmp_path / "two.py")
     (tmp_path / "empty.py").write_text("x = 1\n")
     with pytest.raises(ConfigError, match="has no function that takes a task"):
         recognise(tmp_path / "empty.py")

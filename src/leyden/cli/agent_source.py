@@ -61,17 +61,7 @@ def recognise(path: Path) -> AgentSource:
     framework = next((name for package, name in _FRAMEWORKS.items() if package in imported), "python")
     base_url = any(isinstance(node, ast.keyword) and node.arg == "base_url" for node in ast.walk(tree))
     if (function := _entry_function(tree)) is not None:
-        first = function.args.args[0]
-        keys = _keys_read(function, first.arg)
-        return AgentSource(
-            framework,
-            function.name,
-            is_function=True,
-            is_async=isinstance(function, ast.AsyncFunctionDef),
-            takes_text=_is_text(first, keys),
-            question=keys[0] if keys else "question",
-            base_url=base_url,
-        )
+        return _of_function(function, framework, base_url)
     if (made := _runnable(tree, _FACTORIES.get(framework, ()))) is not None:
         return AgentSource(framework, made, base_url=base_url)
     if {"sys", "argparse", "fileinput"} & imported or any(
@@ -81,7 +71,27 @@ def recognise(path: Path) -> AgentSource:
     if "agentlightning" in imported:
         hint = f"write a function of the task without `llm` or resources ({page('moving')} shows one)"
         raise ConfigError(f"{path} is an agent of Agent Lightning: {hint}")
+    functions = _functions_of_one(tree)
+    if len(functions) == 1:
+        return _of_function(functions[0], framework, base_url)
+    if functions:
+        names = ", ".join(function.name for function in functions)
+        raise ConfigError(f"{path} has several functions that may take a task ({names}): call the agent `solve`")
     raise ConfigError(f"{path} has no function that takes a task: write one, such as `def solve(task): ...`")
+
+
+def _of_function(function: ast.FunctionDef | ast.AsyncFunctionDef, framework: str, base_url: bool) -> AgentSource:
+    first = function.args.args[0]
+    keys = _keys_read(function, first.arg)
+    return AgentSource(
+        framework,
+        function.name,
+        is_function=True,
+        is_async=isinstance(function, ast.AsyncFunctionDef),
+        takes_text=_is_text(first, keys),
+        question=keys[0] if keys else "question",
+        base_url=base_url,
+    )
 
 
 def _imported_packages(tree: ast.Module) -> set[str]:
@@ -95,17 +105,22 @@ def _imported_packages(tree: ast.Module) -> set[str]:
 
 
 def _entry_function(tree: ast.Module) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """Return the public function of one argument with a usual name, or the only one that is no tool."""
-    functions = [
+    """Return the public function of one argument with a usual name, or whose argument is called `task`."""
+    functions = _functions_of_one(tree)
+    named = [function for name in _NAMES for function in functions if function.name == name]
+    named += [function for function in functions if function.args.args[0].arg == "task"]
+    return named[0] if named else None
+
+
+def _functions_of_one(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Return the public functions that can be called with one argument."""
+    return [
         node
         for node in tree.body
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.name.startswith("_")
         if len(node.args.args) - len(node.args.defaults) <= 1 <= len(node.args.args)
         if not node.decorator_list
     ]
-    named = [function for name in _NAMES for function in functions if function.name == name]
-    named += [function for function in functions if function.args.args[0].arg == "task"]
-    return named[0] if named else None
 
 
 def _is_text(parameter: ast.arg, keys: list[str]) -> bool:
