@@ -133,3 +133,13 @@ def test_leyden_dev_fails_where_no_rollout_succeeded(tmp_path: Path) -> None:
     assert failed.returncode == 1
     assert json.loads(failed.stdout)["calls"] == 8
     assert "leyden: no rollout succeeded; 8 of 8 ended with: KeyError: 'q'" in failed.stderr
+
+
+def test_leyden_dev_ends_with_why_there_are_no_rewards(tmp_path: Path) -> None:
+    Training(tmp_path)
+    (tmp_path / "mine.py").write_text("def reward(task, result):\n    print(result)\n")
+    words = ("--tasks", "1", "--rollouts", "2", "reward=mine.py:reward")
+    failed = run_command("dev", "small.toml", *words, cwd=tmp_path)
+    assert failed.returncode == 1
+    reason = "no call can be trained on (2 no_reward): the reward function returned None: there is no reward"
+    assert reason in failed.stderr

@@ -280,15 +280,16 @@ async def _dev(options: argparse.Namespace) -> None:
         print_json(report)
     else:
         print_report(stdout_console(), report, episodes)
+    message, count = next(iter(report.messages.items()), ("", report.rollouts))
+    first, _, _ = message.partition("\n")
     if not report.calls_trained and not report.groups_flat:
         if not report.calls:
             from leyden.orchestrator.health.failures import no_calls
 
-            raise ConfigError(no_calls(next(iter(report.messages)).partition("\n")[0] if report.failures else None))
-        raise ConfigError(f"no call can be trained on ({format_counts(report.left_out)})")
+            raise ConfigError(no_calls(first if report.failures else None))
+        why = f": {first}" if first else ""
+        raise ConfigError(f"no call can be trained on ({format_counts(report.left_out)}){why}")
     if Ending.SUCCEEDED not in report.outcomes:
-        message, count = next(iter(report.messages.items()), ("", report.rollouts))
-        first, _, _ = message.partition("\n")
         raise ConfigError(f"no rollout succeeded; {count} of {report.rollouts} ended with: {first}")
 
 

@@ -53,7 +53,7 @@ def find_model(name: str, base: str, runs: Sequence[str] = ()) -> ModelSource:
             name, Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"]))
         )
     except Exception as error:  # of many kinds: no such name, no network, no access
-        reason = str(error).splitlines()[0][:160]
+        reason = str(error).splitlines()[0].removeprefix("Got: ")[:160]
         near = difflib.get_close_matches(name, [*BUNDLED, *runs], 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ConfigError(

@@ -15,6 +15,7 @@ from modelserving import model_server
 
 from leyden.client.attempt.errors import describe, is_loop_error, outcome_of_error
 from leyden.outcomes import Ending
+from leyden.user_code.bridge import call_in_thread
 
 MESSAGES: Any = [{"role": "user", "content": "Say number 1"}]
 
@@ -94,6 +95,15 @@ def test_a_description_begins_with_the_error_and_names_the_agents_lines() -> Non
     assert lines[0].startswith("ValueError: invalid literal for int()")
     assert lines[1].startswith("  in parse, ") and lines[1].endswith(": return int(text)")
     assert len(describe(caught.value)) <= 4000
+
+
+async def test_a_description_has_no_lines_of_what_calls_the_code_of_users() -> None:
+    def divide() -> float:
+        return 1 / 0
+
+    error = await _raised(lambda: call_in_thread(divide))
+    _, *frames = describe(error).splitlines()
+    assert [frame.split(",")[0].strip() for frame in frames] == ["in divide", "in _raised"]
 
 
 async def _raised(agent: Callable[[], Any]) -> BaseException:

@@ -15,7 +15,8 @@ from leyden.outcomes import Ending, Outcome
 
 _MAX_LENGTH = 4000
 _MAX_FRAMES = 5
-_LEYDEN_CLIENT = str(Path(__file__).parents[1])
+_CALLERS = tuple(str(Path(__file__).parents[2] / package) for package in ("client", "user_code"))
+"""What calls the code of users."""
 _LIBRARY_PATHS = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, "<frozen")
 _CONNECTION_ERRORS = {"APIConnectionError", "NetworkError", "RemoteProtocolError", "ConnectTimeout", "ConnectionError"}
 _LOOP_ERRORS = (
@@ -39,7 +40,7 @@ def outcome_of_error(error: BaseException, server: str) -> Outcome:
 def describe(error: BaseException) -> str:
     """Format an exception in a few lines: its message, then the frames of the agent's code, innermost first."""
     frames = traceback.extract_tb(error.__traceback__)
-    outside = [f for f in frames if not f.filename.startswith(_LEYDEN_CLIENT)]
+    outside = [f for f in frames if not f.filename.startswith(_CALLERS)]
     own = [f for f in outside if not f.filename.startswith(_LIBRARY_PATHS)] or outside
     lines = [f"  in {f.name}, {f.filename}:{f.lineno}: {f.line}" for f in reversed(own[-_MAX_FRAMES:])]
     message = "".join(traceback.format_exception_only(error)).strip()
