@@ -246,6 +246,7 @@ RUN_ELSEWHERE = {
     "replay mine": "tests/local/test_replay.py",
     "shop_graph.toml": "tests/cli/test_init.py",
     "--push": "tests/local/test_model_card.py",
+    "--ray": "tests/local/test_cluster_run.py",
     "engine.url": "tests/local/test_vllm_run.py, where vLLM is installed",
     "workers.processes=0": "tests/local/test_train.py",
 }
