@@ -190,7 +190,8 @@ def test_what_only_changes_the_memory_or_the_time_of_an_update_may_change(config
     freely["time_limit_s"] = 60.0
     folder.check(replace(config, training=replace(config.training, **freely)))
     slower = replace(config, training=replace(config.training, learning_rate=1e-4))
-    with pytest.raises(ConfigError, match=r"`training\.learning_rate` is not what run"):
+    changed = r"`training\.learning_rate` is not what run .*: it was not set and is 0\.0001\. Set it back to resume"
+    with pytest.raises(ConfigError, match=changed):
         folder.check(slower)
 
 

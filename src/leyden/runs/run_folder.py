@@ -155,9 +155,10 @@ class RunFolder(Struct, frozen=True):
         tasks = edited_files(before.tasks, now.tasks)
         trained = self.has_trained()
         if keys and trained:
+            was, is_now = ("not set" if value is None else repr(value) for value in differences[keys[0]])
             raise ConfigError(
-                f"`{keys[0]}` is not what run {config.run!r} started with ({self.config_file}): "
-                "set it back to resume, or start over with --restart, or under another name with run=NAME"
+                f"`{keys[0]}` is not what run {config.run!r} started with ({self.config_file}): it was {was} and is "
+                f"{is_now}. Set it back to resume, or start over with --restart, or under another name with run=NAME"
             )
         if tasks and trained and not accept_changes:
             raise ConfigError(
