@@ -3,6 +3,7 @@
 import base64
 import json
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -130,3 +131,12 @@ def test_a_refused_upload_says_where_the_model_is_and_what_to_do(hub: Hub, expor
     hub.refuses = True
     with pytest.raises(ConfigError, match=r"--push me/calc: .*401.*the model is in .*hf auth login"):
         push(exported, "me/calc")
+
+
+def test_without_a_network_an_upload_says_so_in_one_line(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        monkeypatch.setenv("HF_TOKEN", "hf_test")
+        with pytest.raises(ConfigError, match=r"--push me/calc: .*refused.*the model is in .*"):
+            push(exported, "me/calc")

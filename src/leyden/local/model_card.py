@@ -109,13 +109,12 @@ def base_licence(config: Config) -> str:
 def push(folder: Path, name: str) -> str:
     """Upload an exported model to the Hub, as a private repository if there is none of this name; returns its URL."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi(library_name="leyden", library_version=__version__)
     try:
         url = api.create_repo(name, private=True, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Model trained with Leyden")
-    except (HfHubHTTPError, ValueError, OSError) as error:
+    except Exception as error:  # of many kinds: no such name, no network, no access
         first, _, _ = str(error).partition("\n")
         raise ConfigError(f"--push {name}: {first} (the model is in {folder}; log in with `hf auth login`)") from error
     return str(url)
