@@ -44,6 +44,9 @@ SLY = "\x1b[31mred [bold]loud[/bold] \x9b2J"
 """What would steer a terminal, or the library that writes to it."""
 
 
+ADDING = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+
 class Ran:
     """What a command said, and how it ended."""
 
@@ -108,7 +111,7 @@ async def fill(server: ServerProcess) -> None:
             versions=(VersionRun(2, 7),),
             role="planner",
             messages=({"role": "user", "content": f"what is 1 + 1? {SLY}"},),
-            response={"role": "assistant", "content": "let me see"},
+            response={"role": "assistant", "content": "let me see", "tool_calls": [ADDING]},
         )
         second = Call("call-2", parent="call-1", kept_ids=5, kept_messages=2, prompt_ids=(6,), completion_ids=(7,))
         await remote.record_calls("calc", good.attempt.id, [first, second])
@@ -293,7 +296,7 @@ def test_a_rollout_for_a_person(leyden: Leyden, where: list[str]) -> None:
         "worker worker-1",
         "call call-1  3 + 2 tokens, fresh, finish stop, role planner, policy version 7",
         "> user: what is 1 + 1?",
-        "< assistant: let me see",
+        '< assistant: let me see add({"a": 1})',
         "call call-2  6 + 1 tokens",
         "= step 3: trained on 2 tokens, value 1.25, advantage 0.5, weight 0.0625",
         "= step 3: not trained on: no logprobs",

@@ -108,7 +108,9 @@ def message_text(message: Mapping[str, Any]) -> str:
     """Return the text of a message, with its tool calls."""
     parts = [str(message["content"])] if message.get("content") else []
     for call in message.get("tool_calls") or ():
-        parts.append(f"{call['function']['name']}({call['function']['arguments']})")
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            parts.append(f"{function.get('name')}({function.get('arguments')})")
     return " ".join(parts)
 
 

@@ -19,6 +19,7 @@ from leyden.api.client import RemoteError
 from leyden.api.views import ListedTask, RolloutQuery, RunCard, TaskQuery
 from leyden.api.wire import ListedRollout, RolloutDetail, RolloutPage, RunSummary
 from leyden.cli.arguments import identifier, integer, run_name
+from leyden.cli.dev import message_text
 from leyden.cli.policies import policies_table, summarise_policies
 from leyden.cli.printing import format_bytes, format_number, plural, print_json, print_table, stdout_console, with_error
 from leyden.cli.source import add_source, all_runs, open_source
@@ -375,8 +376,8 @@ def _ending(attempt: Attempt, interrupted: bool) -> str:
 
 
 def _message(message: Any) -> str:
-    if isinstance(message, dict) and isinstance(message.get("content"), str) and "tool_calls" not in message:
-        return _plain(f"{message.get('role', '?')}: {message['content']}")
+    if isinstance(message, dict) and isinstance(message.get("content"), str | None):
+        return _plain(f"{message.get('role', '?')}: {message_text(message)}")
     return _short(message)
 
 
