@@ -50,6 +50,11 @@ class GatewayError(Exception):
         return self.kind in _INFRASTRUCTURE
 
 
+def invalid(message: str, param: str | None = None) -> GatewayError:
+    """Return the error for a request that cannot be honoured; `param` names the field to change."""
+    return GatewayError(ErrorKind.INVALID, message, param)
+
+
 def no_model(name: str) -> GatewayError:
     """Return the error for a model name that nothing serves."""
     return GatewayError(ErrorKind.NO_MODEL, f"no model {name!r} is served here", "model")

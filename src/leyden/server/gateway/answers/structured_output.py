@@ -17,7 +17,7 @@ from leyden.engine.grammar_checker import GrammarChecker
 from leyden.rendering.renderer import ChatRenderer, tool_call_texts
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.dialects.types import Format, GenerationRequest, ToolChoice
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import GatewayError, invalid
 
 _WHITE = r"( |\n[ \t]{0,20})?"
 """White space between the parts of JSON, bounded so that an answer cannot consist of it."""
@@ -59,7 +59,7 @@ class StructuredOutput:
         """
         if not self._answers_are_plain:
             message = "this model wraps its answers in a format that cannot be combined with another: request no format"
-            raise GatewayError(ErrorKind.INVALID, message)
+            raise invalid(message)
         rules = {
             "start": f"{self._reasoning(prompt_ids)} (json{' | calls' if calls else ''})",
             **({"calls": self._tool_calls} if calls else {}),
@@ -162,8 +162,7 @@ class StructuredOutput:
                 return f"<[{calls[0]}]> (TEXT | {' | '.join(f'<[{id}]>' for id in sorted(inside))})*"
         for text in tool_call_texts(self._renderer):
             return f"{json.dumps(text)} TEXT?"
-        message = "this model's tool calls look like an answer in a format: send a format or tools, not both"
-        raise GatewayError(ErrorKind.INVALID, message)
+        raise invalid("this model's tool calls look like an answer in a format: send a format or tools, not both")
 
     def _answer(self, message: Mapping[str, Any]) -> list[int] | None:
         """Return the tokens of an answer without its reasoning; None if the template changes the prompt."""
@@ -243,4 +242,4 @@ def _multiples(schema: Any) -> Iterator[Decimal]:
 
 
 def _unsupported(reason: str) -> GatewayError:
-    return GatewayError(ErrorKind.INVALID, f"the format of the answer cannot be enforced: {reason}")
+    return invalid(f"the format of the answer cannot be enforced: {reason}")

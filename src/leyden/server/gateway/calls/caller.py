@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from leyden.records import Attempt
 from leyden.server.control.keys import ActiveLeases, Key, KeyKind, KeyRefused, check_attempt
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import invalid
 
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:@~/+-]{0,159}").fullmatch
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}.*").fullmatch
@@ -54,9 +54,7 @@ def identify(
     check_attempt(key, leases, attempt.id)
     role = role or headers.get("x-leyden-role")
     if role is not None and not _ROLE(role):
-        raise GatewayError(
-            ErrorKind.INVALID, "a role is a name of up to 160 letters, digits, spaces and ._:@~/+-", "x-leyden-role"
-        )
+        raise invalid("a role is a name of up to 160 letters, digits, spaces and ._:@~/+-", "x-leyden-role")
     retry = headers.get("x-stainless-retry-count", "0") != "0"
     return Caller(attempt, role, trace[2] if trace else None, retry)
 

@@ -25,7 +25,7 @@ from leyden.server.gateway.calls.attempt_calls import AttemptCalls
 from leyden.server.gateway.calls.caller import Caller
 from leyden.server.gateway.calls.waiting import WaitTimer
 from leyden.server.gateway.dialects.types import GenerationRequest, Message, ToolCall
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import ErrorKind, GatewayError, invalid
 from leyden.server.gateway.prompts.history import History
 from leyden.server.gateway.prompts.prompt import Prompt
 from leyden.store.errors import Conflict, NotFound, NotStorable, StoreClosed, StoreError, StoreLost, StoreUnavailable
@@ -79,7 +79,7 @@ class Recorder:
         except (Conflict, NotFound) as error:
             raise GatewayError(ErrorKind.FORBIDDEN, str(error)) from error
         except NotStorable as error:
-            raise GatewayError(ErrorKind.INVALID, str(error)) from error
+            raise invalid(str(error)) from error
         except StoreError as error:
             raise GatewayError(ErrorKind.FAILED, str(error), retry_after=1.0) from error
         attempt.times.store_s += time.perf_counter() - started

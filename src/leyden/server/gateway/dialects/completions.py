@@ -19,7 +19,7 @@ from leyden.server.gateway.dialects.types import (
     TextDelta,
     TokenInfo,
 )
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import GatewayError, invalid
 
 _DEFAULT_MAX_TOKENS = 16  # as in OpenAI's service
 _MAX_PROMPTS = 128
@@ -93,21 +93,20 @@ class CompletionsDialect(Dialect):
 
 def _check_supported(request: CompletionRequest) -> None:
     if request.suffix:
-        raise GatewayError(ErrorKind.INVALID, "the model writes the end of a text, not its middle", "suffix")
+        raise invalid("the model writes the end of a text, not its middle", "suffix")
     if request.best_of is not None and request.best_of > request.choices:
-        raise GatewayError(ErrorKind.INVALID, "all completions are returned: leave it out, or set n", "best_of")
+        raise invalid("all completions are returned: leave it out, or set n", "best_of")
 
 
 def _prompts(prompt: str | list[Any]) -> list[str | tuple[int, ...]]:
     """Return the prompts of a request: a text, tokens, or a list of either."""
     many = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
     if not 0 < len(many) <= _MAX_PROMPTS:
-        raise GatewayError(ErrorKind.INVALID, f"send 1 to {_MAX_PROMPTS} prompts", "prompt")
+        raise invalid(f"send 1 to {_MAX_PROMPTS} prompts", "prompt")
     try:
         return [one if isinstance(one, str) else tuple(msgspec.convert(one, list[_TokenId])) for one in many]
     except msgspec.ValidationError as error:
-        message = f"a prompt is a text or a list of token ids: {error}"
-        raise GatewayError(ErrorKind.INVALID, message, "prompt") from error
+        raise invalid(f"a prompt is a text or a list of token ids: {error}", "prompt") from error
 
 
 class CompletionsWriter:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import invalid
 
 T = TypeVar("T")
 
@@ -26,9 +26,9 @@ def decode_body(
         field = path.rstrip("`")
         if dotted:
             field = re.sub(r"\[(\d+)\]", r".\1", field)
-        raise GatewayError(ErrorKind.INVALID, message, field or None) from error
+        raise invalid(message, field or None) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise GatewayError(ErrorKind.INVALID, f"the body is not JSON: {error}") from error
+        raise invalid(f"the body is not JSON: {error}") from error
 
 
 def given_of(document: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:

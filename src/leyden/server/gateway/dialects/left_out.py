@@ -6,7 +6,7 @@ says what was left out. Anywhere else they are refused.
 
 from typing import Any
 
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import invalid
 
 LEFT_OUT = "left_out"
 """The key of a tool's message for the types of the parts that are not shown to the model."""
@@ -17,7 +17,6 @@ def stand_in(part: Any, field: str, left_out: list[str] | None) -> str:
     """Return the text that stands in place of a part, and note its type; raise if `left_out` is None."""
     kind = part.get("type") if isinstance(part, dict) else None
     if left_out is None or not isinstance(kind, str) or kind in _TEXT:
-        message = f"parts of type {kind!r} are not supported: this model takes text"
-        raise GatewayError(ErrorKind.INVALID, message, field)
+        raise invalid(f"parts of type {kind!r} are not supported: this model takes text", field)
     left_out.append(kind)
     return f"[{kind.removeprefix('input_').removesuffix('_url')} left out: this model takes text only]"

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from leyden.records import PromptOrigin
 from leyden.rendering.renderer import AttributingRenderer, ChatRenderer, ToolCallForcer
 from leyden.server.gateway.dialects.types import GenerationRequest
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import ErrorKind, GatewayError, invalid
 from leyden.server.gateway.prompts.history import History
 from leyden.server.gateway.prompts.prefix_index import PrefixIndex, PrefixMatch
 from leyden.server.gateway.prompts.tokenising import in_thread, within_memory
@@ -59,7 +59,7 @@ async def build_prompt(
     renderer = model.renderer
     forces_call = begin_call and request.tool_choice.mode == "required"
     if forces_call and not isinstance(renderer, ToolCallForcer):
-        raise GatewayError(ErrorKind.INVALID, "this model cannot be forced to call a tool: use auto", "tool_choice")
+        raise invalid("this model cannot be forced to call a tool: use auto", "tool_choice")
     history = History.of(request.messages, request.tools, model.name)
     _refuse_too_long(model, request, history)
     prefill = request.prefill
@@ -67,7 +67,7 @@ async def build_prompt(
     to_match = history if prefill is None else History.of(asked.messages, asked.tools, model.name)
     if prefill is not None and (not asked.messages or request.format is not None):
         why = "a beginning of the answer needs a message before it" if not asked.messages else _PREFILL_AND_FORMAT
-        raise GatewayError(ErrorKind.INVALID, why, "messages")
+        raise invalid(why, "messages")
     builder = _PromptBuilder(model, asked, to_match, index.match(to_match), history_mode == "exact")
 
     async def build() -> Prompt:

@@ -11,7 +11,7 @@ from leyden.records import PromptOrigin
 from leyden.rendering.renderer import ParsedResponse
 from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.dialects.types import Message
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import ErrorKind, GatewayError, invalid
 from leyden.server.gateway.prompts.history import History
 from leyden.server.gateway.prompts.prefix_index import IndexedCall, PrefixIndex, PrefixMatch
 from leyden.server.gateway.prompts.prompt import CUT_BY_STOP, Prompt, longest_text
@@ -54,7 +54,7 @@ async def build_text_prompt(model: ServedModel, index: PrefixIndex, prompt: str 
         raise GatewayError(ErrorKind.TOO_LONG, message, "prompt")
     if not isinstance(prompt, str) and max(prompt, default=0) >= model.engine.vocab_size:
         message = f"the prompt has a token that the model does not have: ids are below {model.engine.vocab_size}"
-        raise GatewayError(ErrorKind.INVALID, message, "prompt")
+        raise invalid(message, "prompt")
     found = index.texts.match(prompt)
     call = index.indexed(found.call) if found is not None else None
     build = partial(_build, model, found, call, prompt)
@@ -69,7 +69,7 @@ def _build(
         text = prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt)
         ids = model.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
         if not ids:
-            raise GatewayError(ErrorKind.INVALID, "the prompt is empty", "prompt")
+            raise invalid("the prompt is empty", "prompt")
         history = History.of((segment(text),), (), model.name)
         return Prompt(history, PrefixMatch(PromptOrigin.FRESH, "", None, 0), PromptOrigin.FRESH, "", ids)
     earlier = call.full_prompt()

@@ -4,15 +4,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from leyden.server.gateway.dialects.types import GenerationRequest
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import invalid
 
 
 def text_of(request: GenerationRequest) -> str:
     """Return the text that a request continues; raise for token ids, which are those of the policy's tokenizer."""
     if isinstance(request.prompt, str):
         return request.prompt
-    message = f"{request.model!r} is not a policy, and has another tokenizer: send the prompt as text"
-    raise GatewayError(ErrorKind.INVALID, message, "prompt")
+    raise invalid(f"{request.model!r} is not a policy, and has another tokenizer: send the prompt as text", "prompt")
 
 
 def text_body(request: GenerationRequest) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 from leyden.server.gateway.dialects.custom_tools import custom_arguments
 from leyden.server.gateway.dialects.left_out import LEFT_OUT, stand_in
 from leyden.server.gateway.dialects.types import PREFIX, Message
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import invalid
 
 
 def read_messages(messages: Sequence[dict[str, Any]], continues: bool) -> tuple[Message, ...]:
@@ -43,8 +43,7 @@ def answered_call(result: dict[str, Any], unanswered: Mapping[str, str], field: 
     for id, tool in unanswered.items():
         if not named or tool == result["name"]:
             return id
-    message = "a tool's message names its call, or follows one that is not answered"
-    raise GatewayError(ErrorKind.INVALID, message, f"{field}.tool_call_id")
+    raise invalid("a tool's message names its call, or follows one that is not answered", f"{field}.tool_call_id")
 
 
 def _message(message: dict[str, Any], field: str) -> Message:
@@ -62,13 +61,13 @@ def _message(message: dict[str, Any], field: str) -> Message:
             text = _text(message.get("content"), content, left_out=left_out)
             return {"role": "tool", "tool_call_id": None, "content": text} | ({LEFT_OUT: left_out} if left_out else {})
     roles = "system, developer, user, assistant or tool"
-    raise GatewayError(ErrorKind.INVALID, f"{role!r} is not a role: write {roles}", f"{field}.role")
+    raise invalid(f"{role!r} is not a role: write {roles}", f"{field}.role")
 
 
 def _answer(message: dict[str, Any], field: str) -> Message:
     made = message.get("tool_calls") or []
     if not isinstance(made, list):
-        raise GatewayError(ErrorKind.INVALID, "tool_calls is a list", f"{field}.tool_calls")
+        raise invalid("tool_calls is a list", f"{field}.tool_calls")
     if not made and message.get("function_call"):
         made = [{"function": message["function_call"]}]
     calls = [_call(call, index, f"{field}.tool_calls[{index}]") for index, call in enumerate(made)]
@@ -87,7 +86,7 @@ def _text(content: Any, field: str, refusal: Any = None, left_out: list[str] | N
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise GatewayError(ErrorKind.INVALID, "content is text, or a list of parts", field)
+        raise invalid("content is text, or a list of parts", field)
     texts = []
     for index, part in enumerate(content):
         match part:
@@ -105,8 +104,8 @@ def _call(call: Any, index: int, field: str) -> dict[str, Any]:
         case {"function": {"name": name, **rest}}:
             arguments = rest.get("arguments") or "{}"
         case _:
-            raise GatewayError(ErrorKind.INVALID, "a tool call has a function with a name", field)
+            raise invalid("a tool call has a function with a name", field)
     id = call.get("id") or f"call_{index}"
     if not (isinstance(id, str) and isinstance(name, str) and isinstance(arguments, str)):
-        raise GatewayError(ErrorKind.INVALID, "id, name and arguments of a tool call are text", field)
+        raise invalid("id, name and arguments of a tool call are text", field)
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -9,7 +9,7 @@ from leyden.server.gateway.dialects.chat.tools import custom_names, read_tool, r
 from leyden.server.gateway.dialects.encoding import decode_body, given_of
 from leyden.server.gateway.dialects.openai import SamplingParameters
 from leyden.server.gateway.dialects.types import Format, GenerationRequest
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import invalid
 
 _IGNORED = ("logit_bias", "audio", "prediction", "verbosity", "web_search_options")
 """Parameters that change the answers of OpenAI's service and have no effect here."""
@@ -101,5 +101,4 @@ def _format(given: dict[str, Any] | None) -> Format | None:
             return {"type": "json_object"}
         case {"type": "json_schema", "json_schema": {"schema": dict()}}:
             return given
-    why = "an answer is text, a json_object, or what the schema of a json_schema says"
-    raise GatewayError(ErrorKind.INVALID, why, "response_format")
+    raise invalid("an answer is text, a json_object, or what the schema of a json_schema says", "response_format")

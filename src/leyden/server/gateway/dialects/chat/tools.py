@@ -5,7 +5,7 @@ from typing import Any
 
 from leyden.server.gateway.dialects.custom_tools import custom_function
 from leyden.server.gateway.dialects.types import ToolChoice
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import invalid
 
 
 def read_tool(tool: dict[str, Any], field: str) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def read_tool(tool: dict[str, Any], field: str) -> dict[str, Any]:
             return {"type": "function", "function": given}
         case {"type": "custom", "custom": {"name": str(name)} as custom}:
             return custom_function(name, custom.get("description"), custom.get("format"))
-    raise GatewayError(ErrorKind.INVALID, "only tools of type function or custom, with a name, are supported", field)
+    raise invalid("only tools of type function or custom, with a name, are supported", field)
 
 
 def custom_names(tools: Sequence[dict[str, Any]]) -> frozenset[str]:
@@ -46,13 +46,12 @@ def read_tool_choice(choice: str | dict[str, Any] | None, tools: Sequence[dict[s
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(allowed)}}:
             made = ToolChoice(mode, allowed=frozenset(map(_name_of, allowed)))
         case _:
-            message = "write auto, none, required, a tool's name or allowed_tools"
-            raise GatewayError(ErrorKind.INVALID, message, field)
+            raise invalid("write auto, none, required, a tool's name or allowed_tools", field)
     if not tools or made.allowed == frozenset():
-        raise GatewayError(ErrorKind.INVALID, "there are no tools to choose from", field)
+        raise invalid("there are no tools to choose from", field)
     for name in {made.name} if made.name is not None else made.allowed or ():
         if name not in names:
-            raise GatewayError(ErrorKind.INVALID, f"no tool is called {name!r}", field)
+            raise invalid(f"no tool is called {name!r}", field)
     return made
 
 
@@ -60,4 +59,4 @@ def _name_of(tool: Any) -> str:
     match tool:
         case {"function": {"name": str(name)}} | {"custom": {"name": str(name)}}:
             return name
-    raise GatewayError(ErrorKind.INVALID, "an allowed tool has a function or custom with a name", "tool_choice")
+    raise invalid("an allowed tool has a function or custom with a name", "tool_choice")

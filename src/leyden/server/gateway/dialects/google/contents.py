@@ -13,7 +13,7 @@ from leyden.server.gateway.dialects.chat.messages import answered_call
 from leyden.server.gateway.dialects.left_out import LEFT_OUT, stand_in
 from leyden.server.gateway.dialects.tool_input import INVALID_JSON
 from leyden.server.gateway.dialects.types import Message
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import invalid
 
 _ABOUT_OTHERS = frozenset({"thought", "thought_signature", "video_metadata", "media_resolution", "part_metadata"})
 """Fields of a part that are no content of their own."""
@@ -40,7 +40,7 @@ def read_contents(system: dict[str, Any] | None, contents: Sequence[dict[str, An
             case None | "" | "user" | "function":
                 messages.extend(_user_messages(content, field, unanswered))
             case role:
-                raise GatewayError(ErrorKind.INVALID, f"{role!r} is not a role: write user or model", f"{field}.role")
+                raise invalid(f"{role!r} is not a role: write user or model", f"{field}.role")
     for answer in answers:
         answer.join()
     return tuple(messages)
@@ -53,8 +53,7 @@ def _extend_answer(answer: AnswerParts, part: dict[str, Any], field: str, unansw
             malformed = args.get(INVALID_JSON) if isinstance(args, dict) else None
             id = rest.get("id") or f"call_{len(unanswered)}"
             if not isinstance(args, dict) or not isinstance(id, str):
-                message = "the args of a function call are an object, and its id is text"
-                raise GatewayError(ErrorKind.INVALID, message, field)
+                raise invalid("the args of a function call are an object, and its id is text", field)
             answer.add_call(id, name, malformed if isinstance(malformed, str) else _written(args))
             unanswered[id] = name
         case {"text": str(text), "thought": True}:
@@ -116,7 +115,7 @@ def _kind(part: dict[str, Any]) -> str | None:
 def _parts(content: dict[str, Any], field: str) -> Iterator[tuple[dict[str, Any], str]]:
     parts = content.get("parts") or []
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        raise GatewayError(ErrorKind.INVALID, "parts is a list of objects", f"{field}.parts")
+        raise invalid("parts is a list of objects", f"{field}.parts")
     yield from ((part, f"{field}.parts[{index}]") for index, part in enumerate(parts))
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest, named_model
 from leyden.server.gateway.dialects.google.request import read_count, read_request
 from leyden.server.gateway.dialects.google.writer import GoogleWriter, google_error
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import GatewayError, invalid
 
 _METHODS = ("generateContent", "streamGenerateContent")
 
@@ -37,7 +37,7 @@ class GoogleDialect:
     async def read(self, call: RouteRequest, access: ModelAccess) -> DialectRequest:
         """Read a request to generate content."""
         if self._streams and call.query.get("alt") != "sse":
-            raise GatewayError(ErrorKind.INVALID, "streams are server-sent events: add ?alt=sse to the URL", "alt")
+            raise invalid("streams are server-sent events: add ?alt=sse to the URL", "alt")
         request, shows_thoughts = read_request(call.body, call.path["model"])
         generation = replace(request, stream=self._streams)
         return DialectRequest(generation, lambda started: GoogleWriter(generation, shows_thoughts, started))

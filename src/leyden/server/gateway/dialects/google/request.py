@@ -12,7 +12,7 @@ from leyden.server.gateway.dialects.encoding import decode_body
 from leyden.server.gateway.dialects.google.contents import read_contents
 from leyden.server.gateway.dialects.openai import SamplingParameters
 from leyden.server.gateway.dialects.types import Format, GenerationRequest, ToolChoice
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import invalid
 
 _CHOICES = {"MODE_UNSPECIFIED": "auto", "AUTO": "auto", "VALIDATED": "auto", "ANY": "required"}
 _USER_DATA = frozenset(
@@ -94,15 +94,14 @@ def read_count(data: bytes, model: str) -> GenerationRequest:
     """Read a request to count tokens, which has contents or a whole request."""
     count, _ = decode_body(data, _CountRequest, normalise=with_field_names)
     if count.generate_content_request is None and not count.contents:
-        raise GatewayError(ErrorKind.INVALID, "there is nothing to count", "contents")
+        raise invalid("there is nothing to count", "contents")
     return _read(count.generate_content_request or GoogleRequest(count.contents or []), model)
 
 
 def _read(request: GoogleRequest, model: str) -> GenerationRequest:
     """Read what makes up a prompt, and the form of the answer."""
     if request.cached_content:
-        message = "contents are not stored here: send them all"
-        raise GatewayError(ErrorKind.INVALID, message, "cached_content")
+        raise invalid("contents are not stored here: send them all", "cached_content")
     config = request.generation_config or _GenerationConfig()
     tools = tuple(_read_tools(request.tools or ()))
     return GenerationRequest(
@@ -121,7 +120,7 @@ def _read_tools(tools: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for name, value in tool.items():
             if name != "function_declarations" and value is not None:
                 how = "remove it, or have the agent run a tool that it describes in function_declarations"
-                raise GatewayError(ErrorKind.INVALID, f"this tool is not run here: {how}", f"{field}.{name}")
+                raise invalid(f"this tool is not run here: {how}", f"{field}.{name}")
         declared = tool.get("function_declarations") or []
         for function in declared if isinstance(declared, list) else [declared]:
             match function:
@@ -132,7 +131,7 @@ def _read_tools(tools: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                     yield {"type": "function", "function": {"name": name, **given}}
                 case _:
                     message = "function_declarations is a list of objects with a name"
-                    raise GatewayError(ErrorKind.INVALID, message, f"{field}.function_declarations")
+                    raise invalid(message, f"{field}.function_declarations")
 
 
 def _read_tool_choice(given: _ToolConfig, tools: Sequence[dict[str, Any]]) -> ToolChoice:
@@ -141,7 +140,7 @@ def _read_tool_choice(given: _ToolConfig, tools: Sequence[dict[str, Any]]) -> To
     if mode == "NONE":
         return ToolChoice("none")
     if mode not in _CHOICES:
-        raise GatewayError(ErrorKind.INVALID, "write AUTO, ANY, NONE or VALIDATED", f"{field}.mode")
+        raise invalid("write AUTO, ANY, NONE or VALIDATED", f"{field}.mode")
     if not config.allowed_function_names:
         return read_tool_choice(_CHOICES[mode], tools, field)
     allowed = [{"function": {"name": name}} for name in config.allowed_function_names]
@@ -159,7 +158,7 @@ def _format(config: _GenerationConfig) -> Format | None:
             return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
         case None | "" | "text/plain" if not schema:
             return None
-    raise GatewayError(ErrorKind.INVALID, "write text/plain, or application/json if there is a schema", field)
+    raise invalid("write text/plain, or application/json if there is a schema", field)
 
 
 def with_field_names(value: Any) -> Any:

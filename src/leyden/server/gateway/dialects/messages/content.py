@@ -14,7 +14,7 @@ from leyden.server.gateway.dialects.answer_parts import AnswerParts
 from leyden.server.gateway.dialects.left_out import LEFT_OUT, stand_in
 from leyden.server.gateway.dialects.tool_input import INVALID_JSON
 from leyden.server.gateway.dialects.types import LOADED_TOOLS, PREFIX, Message
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import GatewayError, invalid
 
 _SUPPORTED_BLOCKS = ("text", "thinking", "tool_use", "tool_result", "tool_reference")
 _LOADED = "These tools can be called now:"
@@ -59,8 +59,7 @@ class MessageReader:
             case "system":
                 self.add_system(content, content_field)
             case role:
-                message_ = f"{role!r} is not a role: write user or assistant"
-                raise GatewayError(ErrorKind.INVALID, message_, f"{field}.role")
+                raise invalid(f"{role!r} is not a role: write user or assistant", f"{field}.role")
 
     def _user_messages(self, content: Any, field: str) -> Iterator[Message]:
         """Split a user's content into tool messages and one user message."""
@@ -91,7 +90,7 @@ class MessageReader:
                     texts.append(text)
                 case {"type": "tool_reference", "tool_name": str(name)}:
                     if name not in self._tools:
-                        raise GatewayError(ErrorKind.INVALID, f"no tool is called {name!r}", f"{block_field}.tool_name")
+                        raise invalid(f"no tool is called {name!r}", f"{block_field}.tool_name")
                     loaded.append(self._tools[name])
                 case _:
                     texts.append(stand_in(block, f"{block_field}.type", left_out))
@@ -104,7 +103,7 @@ class MessageReader:
             self._shown += len(shown[-1])
             if self._shown > _MAX_SHOWN:
                 message = f"the tools of all references have more than {_MAX_SHOWN} characters: refer to fewer"
-                raise GatewayError(ErrorKind.INVALID, message, field)
+                raise invalid(message, field)
         return {"content": "\n".join([*texts, _LOADED, *shown]), LOADED_TOOLS: loaded, **noted}
 
 
@@ -145,14 +144,12 @@ def _blocks(content: Any, field: str) -> Iterator[tuple[Any, str]]:
     elif isinstance(content, list):
         yield from ((block, f"{field}.{index}") for index, block in enumerate(content))
     else:
-        raise GatewayError(ErrorKind.INVALID, "this must be text or a list of blocks", field)
+        raise invalid("this must be text or a list of blocks", field)
 
 
 def _bad_block(block: Any, field: str) -> GatewayError:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind in _SUPPORTED_BLOCKS:
-        return GatewayError(
-            ErrorKind.INVALID, f"a block of type {kind!r} does not belong here, or lacks a field", field
-        )
+        return invalid(f"a block of type {kind!r} does not belong here, or lacks a field", field)
     message = f"blocks of type {kind!r} are not supported: this model takes text"
-    return GatewayError(ErrorKind.INVALID, message, f"{field}.type")
+    return invalid(message, f"{field}.type")

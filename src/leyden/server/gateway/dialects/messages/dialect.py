@@ -10,7 +10,7 @@ from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, Mo
 from leyden.server.gateway.dialects.encoding import decode_body
 from leyden.server.gateway.dialects.messages.request import CountRequest, read_prompt, read_request, shows_thinking
 from leyden.server.gateway.dialects.messages.writer import MessagesWriter, anthropic_error
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import GatewayError, invalid
 
 
 class ModelListQuery(Struct, frozen=True):
@@ -26,7 +26,7 @@ async def list_models(access: ModelAccess, request: RouteRequest) -> bytes:
     try:
         query = msgspec.convert(request.query, ModelListQuery, strict=False)
     except msgspec.ValidationError as error:
-        raise GatewayError(ErrorKind.INVALID, str(error)) from error
+        raise invalid(str(error)) from error
     return msgspec.json.encode(_page(await access.model_names(), query))
 
 

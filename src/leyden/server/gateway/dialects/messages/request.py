@@ -11,7 +11,7 @@ from leyden.server.gateway.dialects.encoding import decode_body, given_of
 from leyden.server.gateway.dialects.messages.client_tools import client_tool
 from leyden.server.gateway.dialects.messages.content import MessageReader
 from leyden.server.gateway.dialects.types import Format, GenerationRequest, ToolChoice
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import invalid
 
 _UNSUPPORTED = {
     "thread": "conversations are not stored for the caller: send all messages",
@@ -64,7 +64,7 @@ def read_request(data: bytes) -> GenerationRequest:
     generation = read_prompt(request)
     if generation.messages[-1].get("tool_calls"):
         why = "the last message must be the user's, or text that the answer begins with"
-        raise GatewayError(ErrorKind.INVALID, why, f"messages.{len(request.messages) - 1}")
+        raise invalid(why, f"messages.{len(request.messages) - 1}")
     ignored = given_of(document, _IGNORED)
     return replace(generation, sampling=sampling, stream=bool(request.stream), ignored=ignored, request=others)
 
@@ -81,7 +81,7 @@ def read_prompt(request: CountRequest) -> GenerationRequest:
     """Read the fields that make up a prompt."""
     for param, why in _UNSUPPORTED.items():
         if getattr(request, param):
-            raise GatewayError(ErrorKind.INVALID, why, param)
+            raise invalid(why, param)
     tools = [_read_tool(tool, f"tools.{index}") for index, tool in enumerate(request.tools or ())]
     reader = MessageReader({tool["function"]["name"]: tool for tool in tools})
     if request.system:
@@ -107,8 +107,7 @@ def _format(request: CountRequest) -> Format | None:
             return None
         case {"type": "json_schema", "schema": dict() as schema}:
             return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
-    why = "the format must be text, or json_schema with a schema"
-    raise GatewayError(ErrorKind.INVALID, why, "output_config.format")
+    raise invalid("the format must be text, or json_schema with a schema", "output_config.format")
 
 
 def _read_tool(tool: dict[str, Any], field: str) -> dict[str, Any]:
@@ -122,14 +121,13 @@ def _read_tool(tool: dict[str, Any], field: str) -> dict[str, Any]:
         }
     if kind not in (None, "custom"):
         how = "remove it, or have the agent run a tool that it describes by name, description and input_schema"
-        message = f"tools of type {kind!r} are not run or described here: {how}"
-        raise GatewayError(ErrorKind.INVALID, message, f"{field}.type")
+        raise invalid(f"tools of type {kind!r} are not run or described here: {how}", f"{field}.type")
     match tool:
         case {"name": str(name), "input_schema": dict(schema)}:
             about = {"description": tool["description"]} if tool.get("description") else {}
             strict = {"strict": True} if tool.get("strict") else {}
             return {"type": "function", "function": {"name": name, **about, "parameters": schema, **strict}}
-    raise GatewayError(ErrorKind.INVALID, "a tool has a name and an input_schema", field)
+    raise invalid("a tool has a name and an input_schema", field)
 
 
 def _read_tool_choice(choice: dict[str, Any] | None, tools: Sequence[dict[str, Any]]) -> ToolChoice:
@@ -143,9 +141,9 @@ def _read_tool_choice(choice: dict[str, Any] | None, tools: Sequence[dict[str, A
             name = None
         case {"type": "tool", "name": str(name)}:
             if name not in (tool["function"]["name"] for tool in tools):
-                raise GatewayError(ErrorKind.INVALID, f"no tool is called {name!r}", "tool_choice.name")
+                raise invalid(f"no tool is called {name!r}", "tool_choice.name")
         case _:
-            raise GatewayError(ErrorKind.INVALID, "write auto, any, none, or tool with its name", "tool_choice.type")
+            raise invalid("write auto, any, none, or tool with its name", "tool_choice.type")
     if not tools:
-        raise GatewayError(ErrorKind.INVALID, "there are no tools to choose from", "tool_choice")
+        raise invalid("there are no tools to choose from", "tool_choice")
     return ToolChoice("required", name)

@@ -27,7 +27,7 @@ from leyden.server.gateway.dialects.responses.stored import (
 from leyden.server.gateway.dialects.responses.tools import ToolTable
 from leyden.server.gateway.dialects.responses.writer import ResponseWriter
 from leyden.server.gateway.dialects.types import GenerationRequest, Message, ToolChoice
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import ErrorKind, GatewayError, invalid
 
 _LIMIT = re.compile(r"[0-9]{1,9}").fullmatch
 
@@ -52,7 +52,7 @@ class ResponsesDialect:
         """Read a request for a response."""
         request, document = decode_body(call.body, ResponseParameters)
         if not request.model:
-            raise GatewayError(ErrorKind.INVALID, "name a model", "model")
+            raise invalid("name a model", "model")
         tools, choice = _read_tools(request)
         generation = GenerationRequest(
             model=request.model,
@@ -98,7 +98,7 @@ async def _read_messages(request: PromptParameters, tools: ToolTable, access: Mo
         new = without_repeated(previous.conversation, new)
     messages += new
     if not messages:
-        raise GatewayError(ErrorKind.INVALID, "there is nothing to answer: send input", "input")
+        raise invalid("there is nothing to answer: send input", "input")
     return tuple(messages)
 
 
@@ -113,7 +113,7 @@ async def _stored(access: ModelAccess, request: RouteRequest) -> StoredResponse:
 async def _get_response(access: ModelAccess, request: RouteRequest) -> bytes:
     """Return a stored response."""
     if request.query.get("stream") == "true":
-        raise GatewayError(ErrorKind.INVALID, "a stored response is not streamed again: leave it out", "stream")
+        raise invalid("a stored response is not streamed again: leave it out", "stream")
     included = [request.query.get(name, "") for name in ("include", "include[]")]  # SDKs differ in how they write lists
     return msgspec.json.encode((await _stored(access, request)).document(",".join(included).split(",")))
 

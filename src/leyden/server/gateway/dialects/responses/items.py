@@ -12,7 +12,7 @@ from leyden.server.gateway.dialects.left_out import LEFT_OUT, stand_in
 from leyden.server.gateway.dialects.responses.ids import call_of_item
 from leyden.server.gateway.dialects.responses.tools import ToolTable
 from leyden.server.gateway.dialects.types import Message
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import GatewayError, invalid
 
 _TEXT_FIELDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _SEAL = "leyden."
@@ -88,7 +88,7 @@ class _ItemReader:
 
     def _add_call(self, item: dict[str, Any], id: str, name: str, arguments: Any, field: str) -> None:
         if not isinstance(arguments, str):
-            raise GatewayError(ErrorKind.INVALID, "the arguments of a call are JSON text", f"{field}.arguments")
+            raise invalid("the arguments of a call are JSON text", f"{field}.arguments")
         name = self._tools.model_name(name, item.get("namespace"))
         self._answer_for(item, holds="tool_calls").add_call(id, name, arguments)
 
@@ -100,7 +100,7 @@ class _ItemReader:
         self._unsealed += len(sealed)
         if self._unsealed > _MAX_UNSEALED:
             message = f"the reasoning of a request has more than {_MAX_UNSEALED} bytes: leave out older items"
-            raise GatewayError(ErrorKind.INVALID, message, f"{field}.encrypted_content")
+            raise invalid(message, f"{field}.encrypted_content")
         return decode_text(sealed) or _joined(item.get("summary"), f"{field}.summary")
 
     def _answer_for(self, item: dict[str, Any], holds: str) -> AnswerParts:
@@ -132,7 +132,7 @@ def _begun(answer: AnswerParts, holds: str) -> bool:
 
 def _joined(parts: Any, field: str) -> str:
     if not isinstance(parts, list | None):
-        raise GatewayError(ErrorKind.INVALID, "this is a list of parts", field)
+        raise invalid("this is a list of parts", field)
     return "".join(str(part.get("text") or "") for part in parts or () if isinstance(part, dict))
 
 
@@ -143,7 +143,7 @@ def _text(content: Any, field: str, left_out: list[str] | None = None) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise GatewayError(ErrorKind.INVALID, "this is text, or a list of parts", field)
+        raise invalid("this is text, or a list of parts", field)
     texts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -156,9 +156,7 @@ def _bad_item(item: Any, field: str) -> GatewayError:
     kind = item.get("type") if isinstance(item, dict) else None
     known = "message, reasoning, function_call, function_call_output, custom_tool_call and custom_tool_call_output"
     if kind in known.replace(" and", ",").split(", "):
-        return GatewayError(ErrorKind.INVALID, f"an item of type {kind!r} lacks a field", field)
+        return invalid(f"an item of type {kind!r} lacks a field", field)
     if kind is None:
-        return GatewayError(ErrorKind.INVALID, "an item is a message with a role, or has a type", field)
-    return GatewayError(
-        ErrorKind.INVALID, f"items of type {kind!r} are not supported: only {known} are", f"{field}.type"
-    )
+        return invalid("an item is a message with a role, or has a type", field)
+    return invalid(f"items of type {kind!r} are not supported: only {known} are", f"{field}.type")

@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 from leyden.records import Sampling
 from leyden.server.gateway.dialects.types import Format
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import invalid
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
@@ -83,10 +83,10 @@ class ResponseParameters(PromptParameters, frozen=True):
 def check_supported(request: PromptParameters) -> None:
     """Raise for a parameter that cannot be honoured."""
     if request.truncation not in (None, "auto", "disabled"):
-        raise GatewayError(ErrorKind.INVALID, "truncation is auto or disabled", "truncation")
+        raise invalid("truncation is auto or disabled", "truncation")
     for name, why in _UNSUPPORTED.items():
         if getattr(request, name, None):
-            raise GatewayError(ErrorKind.INVALID, why, name)
+            raise invalid(why, name)
 
 
 def read_format(text: dict[str, Any] | None) -> Format | None:
@@ -99,5 +99,4 @@ def read_format(text: dict[str, Any] | None) -> Format | None:
         case {"type": "json_schema", "schema": dict() as schema, **other}:
             named = {name: value for name, value in other.items() if value is not None}
             return {"type": "json_schema", "json_schema": {"name": "answer", **named, "schema": schema}}
-    why = "an answer is text, a json_object, or what the schema of a json_schema says"
-    raise GatewayError(ErrorKind.INVALID, why, "text.format")
+    raise invalid("an answer is text, a json_object, or what the schema of a json_schema says", "text.format")

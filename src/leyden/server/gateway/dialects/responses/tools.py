@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from leyden.server.gateway.dialects.custom_tools import custom_function
 from leyden.server.gateway.dialects.types import ToolChoice
-from leyden.server.gateway.errors import ErrorKind, GatewayError
+from leyden.server.gateway.errors import invalid
 
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _HOSTED = "the server runs no tools: remove it, or offer a function or custom tool that the agent runs"
@@ -41,7 +41,7 @@ class ToolTable(Struct, frozen=True, dict=True):
         for tool, namespace, tool_field in _flatten(tools, field):
             name = tool.get("name")
             if not isinstance(name, str) or not name:
-                raise GatewayError(ErrorKind.INVALID, "a tool has a name", f"{tool_field}.name")
+                raise invalid("a tool has a name", f"{tool_field}.name")
             custom = tool.get("type") == "custom"
             shown = f"{namespace}__{name}" if namespace else name
             if custom or namespace:
@@ -108,13 +108,13 @@ class ToolTable(Struct, frozen=True, dict=True):
                 names = self._allowed(allowed)
                 return self._required(allowed=names) if mode == "required" else ToolChoice(allowed=names)
         message = "write auto, none, required, the name of a function or custom tool, or allowed_tools"
-        raise GatewayError(ErrorKind.INVALID, message, "tool_choice")
+        raise invalid(message, "tool_choice")
 
     def _required(self, name: str | None = None, allowed: frozenset[str] | None = None) -> ToolChoice:
         if name is not None and name not in self:
-            raise GatewayError(ErrorKind.INVALID, f"no tool is called {name!r}", "tool_choice")
+            raise invalid(f"no tool is called {name!r}", "tool_choice")
         if not (self.functions if allowed is None else allowed):
-            raise GatewayError(ErrorKind.INVALID, "there are no tools to choose from", "tool_choice")
+            raise invalid("there are no tools to choose from", "tool_choice")
         return ToolChoice("required", name, allowed)
 
     def _allowed(self, allowed: Sequence[Any]) -> frozenset[str]:
@@ -123,7 +123,7 @@ class ToolTable(Struct, frozen=True, dict=True):
             name = tool.get("name") if isinstance(tool, dict) else None
             shown = self.model_name(name, tool.get("namespace")) if isinstance(name, str) else None
             if shown is None or shown not in self:
-                raise GatewayError(ErrorKind.INVALID, f"no tool is called {name!r}", "tool_choice.tools")
+                raise invalid(f"no tool is called {name!r}", "tool_choice.tools")
             names.add(shown)
         return frozenset(names)
 
@@ -146,16 +146,15 @@ def _flatten(tools: Sequence[dict[str, Any]], field: str) -> Iterator[tuple[dict
                     if isinstance(inner, dict) and inner.get("type") in ("function", "custom"):
                         yield inner, namespace, inner_field
                     elif not isinstance(inner, dict) or not is_left_out(inner):
-                        message = "a namespace has function and custom tools"
-                        raise GatewayError(ErrorKind.INVALID, message, inner_field)
+                        raise invalid("a namespace has function and custom tools", inner_field)
             case _ if is_left_out(tool):
                 pass
             case {"type": "tool_search"}:
                 pass  # deferred tools are all shown at once, so there is nothing to search for
             case {"type": str(kind)}:
-                raise GatewayError(ErrorKind.INVALID, f"{kind!r}: {_HOSTED}", f"{tool_field}.type")
+                raise invalid(f"{kind!r}: {_HOSTED}", f"{tool_field}.type")
             case _:
-                raise GatewayError(ErrorKind.INVALID, "a tool has a type and a name", tool_field)
+                raise invalid("a tool has a type and a name", tool_field)
 
 
 def _function(name: str, tool: dict[str, Any], custom: bool, field: str) -> dict[str, Any]:
@@ -164,8 +163,7 @@ def _function(name: str, tool: dict[str, Any], custom: bool, field: str) -> dict
         return custom_function(name, tool.get("description"), tool.get("format"))
     description, parameters = tool.get("description") or "", tool.get("parameters") or _NO_PARAMETERS
     if not isinstance(parameters, dict) or not isinstance(description, str):
-        message = "the parameters of a tool are a JSON schema, its description is text"
-        raise GatewayError(ErrorKind.INVALID, message, field)
+        raise invalid("the parameters of a tool are a JSON schema, its description is text", field)
     about = {"description": description} if description else {}
     strict = {"strict": True} if tool.get("strict") else {}
     return {"type": "function", "function": {"name": name, **about, "parameters": parameters, **strict}}
