@@ -85,13 +85,12 @@ def _check_agent_rewards(settings: RunSettings, rewards: Sequence[Reward]) -> No
     """Raise `KeyRefused` for rewards that are not an agent's to give."""
     if not settings.agent_rewards:
         message = "this run accepts no rewards from agents: set agent_rewards, or return the reward from the agent"
-        raise KeyRefused(403, "not_permitted", message)
+        raise KeyRefused(message)
     kinds = {reward.kind for reward in rewards}
     if RewardKind.AUTOMATIC in kinds:
-        raise KeyRefused(403, "not_permitted", "automatic rewards are set by the trainer: send rewards of kind step")
+        raise KeyRefused("automatic rewards are set by the trainer: send rewards of kind step")
     if RewardKind.FINAL in kinds and settings.reward_function:
-        message = "the reward function of this run sets the final reward: send rewards of kind step"
-        raise KeyRefused(403, "not_permitted", message)
+        raise KeyRefused("the reward function of this run sets the final reward: send rewards of kind step")
 
 
 async def finish(service: ServerContext, key: Key, run: str, attempt: str, report: FinishRequest) -> FinishReply:
@@ -175,7 +174,7 @@ async def withdraw(service: ServerContext, key: Key, worker: str) -> None:
 def _allowed_run(key: Key, requested: str | None) -> str | None:
     """Return the run to lease from (None: any): the requested one, if the key allows it."""
     if key.run is not None and requested not in (None, key.run):
-        raise KeyRefused(403, "not_permitted", f"this key is for run {key.run}, not {requested}")
+        raise KeyRefused(f"this key is for run {key.run}, not {requested}")
     return requested or key.run
 
 
@@ -186,9 +185,9 @@ async def heartbeat(service: ServerContext, key: Key, worker: str, running: Hear
 async def create_key(service: ServerContext, creator: Key, spec: KeySpec) -> NewKey:
     kind = KeyKind(spec.kind)
     if creator.kind is KeyKind.WORKER and kind is not KeyKind.POOL:
-        raise KeyRefused(403, "not_permitted", "a worker's key creates keys of kind pool only")
+        raise KeyRefused("a worker's key creates keys of kind pool only")
     if creator.run is not None and spec.run not in (None, creator.run):
-        raise KeyRefused(403, "not_permitted", f"this key is for run {creator.run}, not {spec.run}")
+        raise KeyRefused(f"this key is for run {creator.run}, not {spec.run}")
     if kind is KeyKind.ADMIN and spec.run is not None:
         raise ApiError(400, "invalid_request", "run: an admin key cannot be restricted to a run", "run")
     pool = secrets.token_hex(8) if kind is KeyKind.POOL else None

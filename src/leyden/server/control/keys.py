@@ -112,9 +112,9 @@ class Key(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 class KeyRefused(Exception):
     """A request without sufficient permission: 401 if the key is invalid, 403 if it lacks the permission."""
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
+    def __init__(self, message: str, reason: str = "not_permitted", status: int = 403) -> None:
         super().__init__(message)
-        self.status, self.reason, self.message = status, reason, message
+        self.message, self.reason, self.status = message, reason, status
 
 
 class Keyring:
@@ -168,7 +168,7 @@ class Keyring:
                 self._verified.clear()
             self._verified[text] = key
         if key.expires <= self.clock():
-            raise KeyRefused(401, "key_expired", "this key has expired: create a new one")
+            raise KeyRefused("this key has expired: create a new one", "key_expired", 401)
         return key
 
     def _check_signature(self, text: str) -> Key:
@@ -176,7 +176,7 @@ class Keyring:
         genuine = text.startswith(KEY_PREFIX) and text.isascii()
         if not genuine or not hmac.compare_digest(self._sign(payload.encode()), signature):
             raise KeyRefused(
-                401, "invalid_api_key", "this is not a key of this server: check the key and the server's URL"
+                "this is not a key of this server: check the key and the server's URL", "invalid_api_key", 401
             )
         return self._decode(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
 
@@ -189,15 +189,14 @@ def check_permission(
 ) -> None:
     """Raise `KeyRefused` unless the key has a permission for the run and the attempt in a request's path."""
     if key.kind is KeyKind.ATTEMPT and not leases.is_active(key.attempt, key.started):
-        raise KeyRefused(403, "attempt_ended", f"attempt {key.attempt} has ended, so its key is no longer valid")
+        raise KeyRefused(f"attempt {key.attempt} has ended, so its key is no longer valid", "attempt_ended")
     if key.kind not in ALLOWED_KINDS[permission]:
         kinds = ", ".join(sorted(ALLOWED_KINDS[permission]))
-        message = f"a key of kind {key.kind} lacks the permission {permission}: use a key of kind {kinds}"
-        raise KeyRefused(403, "not_permitted", message)
+        raise KeyRefused(f"a key of kind {key.kind} lacks the permission {permission}: use a key of kind {kinds}")
     if key.run is not None and run is not None and key.run != run:
-        raise KeyRefused(403, "not_permitted", f"this key is for run {key.run}, not {run}")
+        raise KeyRefused(f"this key is for run {key.run}, not {run}")
     if permission is Permission.READ_ALL and key.run is not None:
-        raise KeyRefused(403, "not_permitted", f"this key is for run {key.run} alone")
+        raise KeyRefused(f"this key is for run {key.run} alone")
     if attempt is not None:
         check_attempt(key, leases, attempt)
 
@@ -205,9 +204,9 @@ def check_permission(
 def check_attempt(key: Key, leases: ActiveLeases, attempt: str) -> None:
     """Raise `KeyRefused` unless the key may act for this attempt."""
     if key.kind is KeyKind.ATTEMPT and key.attempt != attempt:
-        raise KeyRefused(403, "not_permitted", f"this key is for attempt {key.attempt}, not {attempt}")
+        raise KeyRefused(f"this key is for attempt {key.attempt}, not {attempt}")
     if key.kind is KeyKind.POOL and not leases.in_pool(attempt, key.pool):
-        raise KeyRefused(403, "not_permitted", f"attempt {attempt} is not an active lease of pool {key.pool}")
+        raise KeyRefused(f"attempt {attempt} is not an active lease of pool {key.pool}")
 
 
 def write_private(path: Path, text: str) -> None:

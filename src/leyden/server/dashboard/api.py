@@ -85,7 +85,7 @@ async def run_rewards(service: ServerContext, key: Key, run: str, query: PointsQ
 
 async def compare_run(service: ServerContext, key: Key, run: str, query: ComparisonQuery) -> Comparison:
     if key.run not in (None, query.other):
-        raise KeyRefused(403, "not_permitted", f"this key is for run {key.run}, not {query.other}")
+        raise KeyRefused(f"this key is for run {key.run}, not {query.other}")
     first, second = [
         replace(await service.run_stores.read(name, evaluations.read_evaluation, EvaluationQuery()), run=name)
         for name in (run, query.other)

@@ -69,7 +69,7 @@ async def sign_in(service: ServerContext, request: Request[SignIn, None]) -> Raw
     if key.kind is KeyKind.ADMIN:
         text, key = service.keyring.create(KeyKind.VIEWER, _THIRTY_DAYS)
     elif key.kind is not KeyKind.VIEWER:
-        raise KeyRefused(403, "not_permitted", f"a key of kind {key.kind} opens no page: use a viewer's key")
+        raise KeyRefused(f"a key of kind {key.kind} opens no page: use a viewer's key")
     age = int(key.expires - service.keyring.clock())
     cookie = f"{service.keyring.cookie}={text}; Path=/; HttpOnly; SameSite=Lax; Max-Age={age}"
     return Raw(b"{}", "application/json", (("set-cookie", cookie), *SECURITY_HEADERS))

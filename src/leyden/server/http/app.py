@@ -160,7 +160,7 @@ class PathHandler:
                 return _KEYLESS
             if self._may_call_directly(permission, headers):
                 return _LOCAL_CLIENT
-            raise KeyRefused(401, "invalid_api_key", "no key: send one as `Authorization: Bearer ...`")
+            raise KeyRefused("no key: send one as `Authorization: Bearer ...`", "invalid_api_key", 401)
         try:
             key = self._service.keyring.verify(text or cookie)
         except KeyRefused:
@@ -168,7 +168,7 @@ class PathHandler:
                 return _LOCAL_CLIENT
             raise
         if cookie and key.kind is not KeyKind.VIEWER:  # another site could make a browser send it
-            raise KeyRefused(401, "invalid_api_key", "a cookie can hold a viewer's key only")
+            raise KeyRefused("a cookie can hold a viewer's key only", "invalid_api_key", 401)
         check_permission(key, permission, self._service.leases, run=path.get("run"), attempt=path.get("attempt"))
         return key
 

@@ -41,16 +41,16 @@ def identify(
     if key.kind is KeyKind.CLIENT:
         if not direct:
             message = "this server answers the calls of rollouts only: start one with `leyden serve --model`"
-            raise KeyRefused(403, "no_context", message)
+            raise KeyRefused(message, "no_context")
         return Caller(_direct_attempt(key), direct=True)
     trace = _TRACEPARENT(headers.get("traceparent", "").strip())
     named = key.attempt or _baggage(headers.get("baggage", ""))
     attempt = leases.get(named) if named else leases.by_trace(trace[1]) if trace else None
     if attempt is None:
         message = "no known rollout: send the key of its attempt, or the trace context or baggage that it was given"
-        raise KeyRefused(403, "no_context", message)
+        raise KeyRefused(message, "no_context")
     if key.run not in (None, attempt.run):
-        raise KeyRefused(403, "not_permitted", f"this key is for run {key.run}, not {attempt.run}")
+        raise KeyRefused(f"this key is for run {key.run}, not {attempt.run}")
     check_attempt(key, leases, attempt.id)
     role = role or headers.get("x-leyden-role")
     if role is not None and not _ROLE(role):
