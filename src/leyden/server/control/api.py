@@ -173,8 +173,8 @@ async def withdraw(service: ServerContext, key: Key, worker: str) -> None:
 
 def _allowed_run(key: Key, requested: str | None) -> str | None:
     """Return the run to lease from (None: any): the requested one, if the key allows it."""
-    if key.run is not None and requested not in (None, key.run):
-        raise KeyRefused(f"this key is for run {key.run}, not {requested}")
+    if requested is not None:
+        key.check_run(requested)
     return requested or key.run
 
 
@@ -186,8 +186,8 @@ async def create_key(service: ServerContext, creator: Key, spec: KeySpec) -> New
     kind = KeyKind(spec.kind)
     if creator.kind is KeyKind.WORKER and kind is not KeyKind.POOL:
         raise KeyRefused("a worker's key creates keys of kind pool only")
-    if creator.run is not None and spec.run not in (None, creator.run):
-        raise KeyRefused(f"this key is for run {creator.run}, not {spec.run}")
+    if spec.run is not None:
+        creator.check_run(spec.run)
     if kind is KeyKind.ADMIN and spec.run is not None:
         raise ApiError(400, "invalid_request", "run: an admin key cannot be restricted to a run", "run")
     pool = secrets.token_hex(8) if kind is KeyKind.POOL else None

@@ -108,6 +108,11 @@ class Key(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """When the attempt started: in a run that was deleted and recreated, another attempt can have the same id."""
     pool: str | None = None
 
+    def check_run(self, run: str) -> None:
+        """Raise `KeyRefused` if the key is for another run."""
+        if self.run not in (None, run):
+            raise KeyRefused(f"this key is for run {self.run}, not {run}")
+
 
 class KeyRefused(Exception):
     """A request without sufficient permission: 401 if the key is invalid, 403 if it lacks the permission."""
@@ -193,8 +198,8 @@ def check_permission(
     if key.kind not in ALLOWED_KINDS[permission]:
         kinds = ", ".join(sorted(ALLOWED_KINDS[permission]))
         raise KeyRefused(f"a key of kind {key.kind} lacks the permission {permission}: use a key of kind {kinds}")
-    if key.run is not None and run is not None and key.run != run:
-        raise KeyRefused(f"this key is for run {key.run}, not {run}")
+    if run is not None:
+        key.check_run(run)
     if permission is Permission.READ_ALL and key.run is not None:
         raise KeyRefused(f"this key is for run {key.run} alone")
     if attempt is not None:

@@ -30,7 +30,7 @@ from leyden.records import DEFAULT_POLICY, Run
 from leyden.runs.run_files import read_run_files
 from leyden.runs.run_names import name_leases
 from leyden.server.control.engine_reports import report_engines
-from leyden.server.control.keys import Key, KeyRefused
+from leyden.server.control.keys import Key
 from leyden.server.dashboard.prefix_tree import prefix_tree
 from leyden.server.dashboard.rollout_view import rollout_view, tokenizer_of
 from leyden.server.http.responses import Raw, Request
@@ -84,8 +84,7 @@ async def run_rewards(service: ServerContext, key: Key, run: str, query: PointsQ
 
 
 async def compare_run(service: ServerContext, key: Key, run: str, query: ComparisonQuery) -> Comparison:
-    if key.run not in (None, query.other):
-        raise KeyRefused(f"this key is for run {key.run}, not {query.other}")
+    key.check_run(query.other)
     first, second = [
         replace(await service.run_stores.read(name, evaluations.read_evaluation, EvaluationQuery()), run=name)
         for name in (run, query.other)

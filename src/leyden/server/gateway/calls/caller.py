@@ -49,8 +49,7 @@ def identify(
     if attempt is None:
         message = "no known rollout: send the key of its attempt, or the trace context or baggage that it was given"
         raise KeyRefused(message, "no_context")
-    if key.run not in (None, attempt.run):
-        raise KeyRefused(f"this key is for run {key.run}, not {attempt.run}")
+    key.check_run(attempt.run)
     check_attempt(key, leases, attempt.id)
     role = role or headers.get("x-leyden-role")
     if role is not None and not _ROLE(role):
