@@ -69,8 +69,9 @@ def in_parts(policy: Policy, config: Config, accounting: StepAccounting) -> Upda
         {"aggregation": "token_mean", "advantage": "rloo"},
         {"aggregation": "call_mean", "kl": 0.1},
         {"aggregation": "constant", "length": 9, "advantage": "dr_grpo", "entropy": 0.1},
+        {"aggregation": "rollout_mean", "credit": "discounted", "compare": "group"},
     ],
-    ids=lambda algorithm: algorithm["aggregation"],
+    ids=lambda algorithm: "-".join(map(str, algorithm.values())),
 )
 def test_the_gradient_is_that_of_the_whole_update(algorithm: dict[str, Any]) -> None:
     config, whole_accounting, accounting = configured(**algorithm), StepAccounting(), StepAccounting()
@@ -149,6 +150,8 @@ async def test_a_run_that_is_killed_while_groups_are_computed_makes_the_step_aga
     [
         ({"algorithm": {"advantage": "reinforce_pp"}}, "compares all groups"),
         ({"algorithm": {"credit": "sampled"}}, "waits for continuations"),
+        ({"algorithm": {"compare": "role"}}, 'compare = "role"` expects of a call what other groups .* unlike "group"'),
+        ({"algorithm": {"credit": "discounted"}}, 'compare = "turn"` expects of a call what other groups'),
         ({"training": {"updates_per_step": 2}}, "several updates"),
         ({"training": {"max_staleness": 1}}, "overlaps with sampling already"),
         ({"deterministic": True}, "`deterministic` is set"),

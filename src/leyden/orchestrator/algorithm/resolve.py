@@ -140,10 +140,12 @@ def _divides_by(named: AlgorithmConfig) -> Counted | None:
 
 def _check_early_gradient(config: Config, advantage: Declaration | None) -> None:
     """Refuse to compute gradients of groups before the others have finished if that would be another gradient."""
-    named, training = config.algorithm, config.training
+    named, training, compare = config.algorithm, config.training, _compare(config.algorithm)
     within_group = advantage is not None and advantage.compares_group and "normalize_by" not in advantage.reads
     reasons = {
         f'`algorithm.advantage = "{named.advantage}"` compares all groups of a step': not within_group,
+        f'`algorithm.compare = "{compare}"` expects of a call what other groups of the step have shown there, unlike '
+        '"group"': compare not in ("group", None),
         f'`algorithm.aggregation = "{named.aggregation}"` may weigh a group by the others': _divides_by(named) is None,
         f'`algorithm.credit = "{named.credit}"` waits for continuations': registry.branches(named),
         "a step has several updates (`training.updates_per_step`, `training.epochs`)": (
