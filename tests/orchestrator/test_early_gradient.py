@@ -18,7 +18,7 @@ from leyden.learner.local import LocalLearner, TrainedPolicy
 from leyden.learner.objective import objective_of
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import Update, UpdateMetrics
-from leyden.orchestrator.algorithm.resolve import algorithm_of
+from leyden.orchestrator.algorithm.resolve import algorithm_of, algorithms_of
 from leyden.orchestrator.credit.samples import SampleFilter, SelectedRollout, StepAccounting, select_rollouts
 from leyden.orchestrator.early_gradient import EarlyGradient
 from leyden.orchestrator.publications import Publications
@@ -162,3 +162,12 @@ def test_what_would_be_another_gradient_is_refused(section: dict[str, Any], reas
     config = read_config({"run": "r", "agent": "a", "tasks": "t", "training": training, **section})
     with pytest.raises(ConfigError, match=f"`training.early_gradient` cannot be set: .*{reason}"):
         algorithm_of(config)
+
+
+def test_it_is_refused_for_several_policies() -> None:
+    document = {"run": "r", "agent": "a", "tasks": "t", "training": {"early_gradient": True}}
+    policies = {"writer": {"roles": "writer"}, "checker": {}}
+    with pytest.raises(ConfigError, match=r"`training.early_gradient` is for one policy.* set `trained = false`"):
+        read_config({**document, "policies": policies})
+    one = read_config({**document, "policies": {**policies, "writer": {"roles": "writer", "trained": False}}})
+    assert list(algorithms_of(one)) == ["checker"]

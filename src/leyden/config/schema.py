@@ -693,6 +693,11 @@ class Config(_Section, frozen=True):
                 )
         if not trained:
             raise ValueError("`policies` has none to train: set `trained = true` for one of them")
+        if len(trained) > 1 and self.training.early_gradient:
+            raise ValueError(
+                "`training.early_gradient` is for one policy, and `policies` trains several: leave it out, or set "
+                "`trained = false` for the others"
+            )
         if len(trained) > 1 and self.checkpoints.keep < 2:
             raise ValueError(
                 "`checkpoints.keep` is 1, and several policies are saved one after the other: set it to 2 or more, so "

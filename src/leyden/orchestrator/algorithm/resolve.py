@@ -153,7 +153,6 @@ def _check_early_gradient(config: Config, advantage: Declaration | None) -> None
         ),
         "`training.max_staleness` is above 0, and training overlaps with sampling already": training.max_staleness > 0,
         "`deterministic` is set, and the order in which groups finish is not": config.deterministic,
-        "`policies` trains several": len(trained_policies(config)) > 1,
     }
     for reason, holds in reasons.items():
         if holds:
