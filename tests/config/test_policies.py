@@ -46,6 +46,20 @@ def test_a_policy_has_what_it_sets_and_otherwise_what_the_run_sets() -> None:
     assert policy_configs(with_adapter)["a"].training.lora is not None
 
 
+def test_the_optimiser_of_adapters_stays_on_the_device() -> None:
+    offload = {"offload": "optimiser"}
+    config = read(training=offload, policies={"writer": {"roles": "writer", "lora": True}, "checker": {}})
+    assert [one.training.offload for one in policy_configs(config).values()] == ["none", "optimiser"]
+    with pytest.raises(ConfigError, match=r"`training.offload`: .* all `policies` have `lora`: leave it out"):
+        read(training=offload, policies={"checker": {"lora": True}, "opponent": {"of": "checker", "roles": "other"}})
+
+
+def test_what_does_not_go_with_the_keys_of_one_policy_is_refused_and_the_policy_named() -> None:
+    bounds = {"correction_low": 5.0, "correction_high": 1.0}
+    with pytest.raises(ConfigError, match=r"`policies.writer`: `algorithm.correction_low` is 5.0, more than"):
+        read(policies={"writer": {"roles": "writer", "algorithm": bounds}, "checker": {}})
+
+
 def test_calls_are_routed_by_name_and_role_and_one_policy_answers_the_others() -> None:
     config = read(
         upstream={"url": "http://127.0.0.1:1/v1"},

@@ -7,7 +7,10 @@ from leyden.records import FixedAnswer
 
 
 def policy_configs(config: Config) -> dict[str, Config]:
-    """Return the configuration of each policy that is served here, by name; without `policies` the given one."""
+    """Return the configuration of each policy that is served here, by name; without `policies` the given one.
+
+    `read_config` has refused those that are invalid.
+    """
     if not config.policies:
         return {config.policy: config}
     return {name: _only(config, name, policy) for name, policy in config.policies.items() if not policy.upstream}
@@ -21,16 +24,20 @@ def trained_policies(config: Config) -> list[str]:
 def _only(config: Config, name: str, policy: PolicyConfig) -> Config:
     training, lora = config.training, policy.lora
     if lora is not None:
-        training = replace(training, lora=AdapterConfig() if lora is True else lora or None)
-    return replace(
-        config,
-        policies={},
-        policy=name,
-        routes={},
-        model=_model(config, policy),
-        algorithm=policy.algorithm or config.algorithm,
-        training=replace(training, learning_rate=policy.learning_rate or training.learning_rate),
-    )
+        adapters = AdapterConfig() if lora is True else lora or None
+        training = replace(training, lora=adapters, offload="none" if adapters is not None else training.offload)
+    try:
+        return replace(
+            config,
+            policies={},
+            policy=name,
+            routes={},
+            model=_model(config, policy),
+            algorithm=policy.algorithm or config.algorithm,
+            training=replace(training, learning_rate=policy.learning_rate or training.learning_rate),
+        )
+    except ValueError as error:
+        raise ValueError(f"`policies.{name}`: {error}") from error
 
 
 def _model(config: Config, policy: PolicyConfig) -> str:

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from leyden.config.explaining import dotted, explain
+from leyden.config.policies import policy_configs
 from leyden.config.schema import Config
 
 Document = dict[str, Any]
@@ -74,9 +75,13 @@ def override(document: Document, settings: Iterable[str]) -> Document:
 def read_config(document: Mapping[str, Any]) -> Config:
     """Convert a document into a configuration."""
     try:
-        return msgspec.convert(_inherited(_listed(document)), Config, str_keys=True)
+        config = msgspec.convert(_inherited(_listed(document)), Config, str_keys=True)
+        policy_configs(config)
     except msgspec.ValidationError as error:
         raise ConfigError(explain(str(error), document)) from error
+    except ValueError as error:  # what a policy has of its own does not go with the rest
+        raise ConfigError(str(error)) from error
+    return config
 
 
 def to_toml(config: Config) -> str:

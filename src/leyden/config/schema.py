@@ -484,7 +484,7 @@ class PolicyConfig(_Section, frozen=True):
     learning_rate: Positive | None = None
     """None: `training.learning_rate`, or the default for its model."""
     lora: AdapterConfig | bool | None = None
-    """Train LoRA adapters; false: train all weights; None: as `training.lora`."""
+    """Train LoRA adapters, whose optimiser is not offloaded; false: train all weights; None: as `training.lora`."""
     algorithm: AlgorithmConfig | None = None
     """Keys of `algorithm` that are different for this policy."""
 
@@ -693,6 +693,11 @@ class Config(_Section, frozen=True):
                 )
         if not trained:
             raise ValueError("`policies` has none to train: set `trained = true` for one of them")
+        if self.training.offload == "optimiser" and trained and all(self.policies[name].lora for name in trained):
+            raise ValueError(
+                "`training.offload`: the optimisers of adapters take little memory, and all `policies` have `lora`: "
+                "leave it out"
+            )
         if len(trained) > 1 and self.training.early_gradient:
             raise ValueError(
                 "`training.early_gradient` is for one policy, and `policies` trains several: leave it out, or set "
