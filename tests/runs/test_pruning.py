@@ -24,6 +24,13 @@ async def test_the_best_and_those_that_self_play_meets_stay(tmp_path: Path) -> N
     assert checkpoint_steps(tmp_path, "player") == [2, 3, 6, 8]
 
 
+async def test_what_each_of_the_newest_needs_stays(tmp_path: Path) -> None:
+    saved(tmp_path, "player", *range(1, 8), best_step=1, pools={"opponent": (PooledVersion(2),)})
+    saved(tmp_path, "player", 8, best_step=8, pools={"opponent": (PooledVersion(4),)})
+    await prune_run(tmp_path, keep=2)
+    assert checkpoint_steps(tmp_path, "player") == [1, 2, 4, 7, 8]
+
+
 async def test_a_step_that_all_policies_have_stays_though_one_was_saved_after_it(tmp_path: Path) -> None:
     """A run that was killed between the checkpoints of its policies resumes from the step before."""
     saved(tmp_path, "writer", 1, 2, 3)

@@ -29,8 +29,8 @@ _LEFT_OVER = re.compile(r"\.step-\d+\.draft|step-\d+\.damaged")
 async def prune_run(path: Path, what: Collection[Prunable] = PRUNABLE, keep: int = 1) -> int:
     """Free parts of a run that no process uses; returns the freed bytes.
 
-    Checkpoints of the newest `keep` steps that all policies have stay, of later ones, of the best, and those that
-    self-play meets. Output and spans of rollouts after the newest
+    Checkpoints of the newest `keep` steps that all policies have stay, of later ones, and those that a run needs which
+    resumes from one of these: the best, and those that self-play meets. Output and spans of rollouts after the newest
     checkpoint stay, and those of its open groups, because a run that resumes trains on these rollouts.
     """
     if keep < 1:
@@ -57,7 +57,7 @@ async def prune_run(path: Path, what: Collection[Prunable] = PRUNABLE, keep: int
 
 def _prune_checkpoints(path: Path, steps: Sequence[int], newest: Sequence[int]) -> None:
     """Delete what is older than the `newest` steps, unless it is kept for another reason; all stay if there is none."""
-    others = read_kept_steps(path / f"step-{newest[-1]}" / STATE_FILE) if newest else set()
+    others = set().union(*(read_kept_steps(path / f"step-{step}" / STATE_FILE) for step in newest))
     old = [path / f"step-{step}" for step in steps if newest and step < newest[0] and step not in others]
     for folder in (*old, *(folder for folder in path.iterdir() if _LEFT_OVER.fullmatch(folder.name))):
         shutil.rmtree(folder)
