@@ -370,6 +370,30 @@ async def test_a_refusal_comes_before_the_stream_begins(far: ModelServer, near: 
         assert refused.value.response.headers["retry-after"] == "7"
 
 
+@pytest.mark.parametrize("key", ["the-key", "Basic dXNlcjprZXk="])
+async def test_a_refusal_that_repeats_the_upstreams_key_is_passed_on_without_it(near: ModelServer, key: str) -> None:
+    async def echo(request: web.Request) -> web.Response:
+        message = f"wrong key: {request.headers['authorization']}"
+        as_text = request.path.startswith("/text")
+        return (
+            web.Response(text=message, status=401)
+            if as_text
+            else web.json_response({"error": {"message": message}}, status=401)
+        )
+
+    assert near.service.gateway is not None
+    async with (
+        service({"/v1/chat/completions": echo, "/text/chat/completions": echo}) as url,
+        openai_at(near) as client,
+    ):
+        for base in ("v1", "text"):
+            near.service.gateway.upstream = UpstreamClient(f"{url}/{base}", key)
+            with pytest.raises(openai.InternalServerError, match=r"wrong key: \w+ \*\*\*") as refused:
+                await client.chat.completions.create(model="m", messages=[QUESTION])
+            assert key.removeprefix("Basic ") not in str(refused.value)
+            await near.service.gateway.upstream.close()
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_byte_that_is_not_utf8_does_not_lose_the_call(near: ModelServer, stream: bool) -> None:
     async def latin(request: web.Request) -> web.Response:

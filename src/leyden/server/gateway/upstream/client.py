@@ -22,6 +22,8 @@ from leyden.server.http.streaming import StreamResponse
 
 _DEFAULTS = Sampling()
 _CONNECT_S = 30.0
+_MAX_MESSAGE = 2000
+"""Characters of an upstream's error that are passed on."""
 _KEEP_ALIVE_S = 2.0
 """Shorter than servers keep idle connections (uvicorn and Node: 5 s): a POST on one that was just closed would fail."""
 _PASSED = ("reasoning_effort", "chat_template_kwargs")
@@ -35,6 +37,7 @@ class UpstreamClient:
     def __init__(self, url: str, key: str | None = None, timeout_s: float = defaults.UPSTREAM_TIMEOUT_S) -> None:
         self.url = url.rstrip("/")
         self._headers = {"authorization": key if key.startswith("Basic ") else f"Bearer {key}"} if key else {}
+        self._secret = (key or "").removeprefix("Basic ")
         self.load = EngineLoad()
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=timeout_s)
         self._session: aiohttp.ClientSession | None = None
@@ -94,7 +97,7 @@ class UpstreamClient:
                     method, f"{self.url}/{path}", allow_redirects=False, **request
                 ) as reply:
                     if reply.status >= 300:
-                        raise _refusal(self.url, reply.status, reply.headers, await reply.read())
+                        raise self._refusal(reply.status, reply.headers, await reply.read())
                     yield reply
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 raise self._failed(f"cannot be reached: {error}") from error
@@ -133,11 +136,29 @@ class UpstreamClient:
         except NotJson as error:
             raise self._failed("did not answer with a completion") from error
         if "error" in document:
-            raise self._failed(f"failed: {_message(data)}")
+            raise self._failed(f"failed: {self._message(data)}")
         return document
 
     def _failed(self, how: str) -> GatewayError:
         return GatewayError(ErrorKind.FAILED, f"the upstream at {self.url} {how}")
+
+    def _refusal(self, status: int, headers: Mapping[str, str], data: bytes) -> GatewayError:
+        kind = {401: ErrorKind.FAILED, 403: ErrorKind.FAILED, 404: ErrorKind.NO_MODEL, 429: ErrorKind.RATE_LIMITED}.get(
+            status, ErrorKind.INVALID if 400 <= status < 500 else ErrorKind.FAILED
+        )
+        wait = headers.get("Retry-After", "")
+        retry_after = float(wait) if wait.isdecimal() else 1.0 if status == 429 else None
+        message = f"the upstream at {self.url} refused: {self._message(data)}"
+        return GatewayError(kind, message, retry_after=retry_after)
+
+    def _message(self, data: bytes) -> str:
+        """Return what an upstream says is wrong. Some repeat the key that they refuse, which no agent may see."""
+        try:
+            message = str(decode_json(data, dict[str, Any])["error"]["message"])
+        except (NotJson, KeyError, TypeError):
+            message = decode_text(data)
+        hidden = message.replace(self._secret, "***") if self._secret else message
+        return hidden[:_MAX_MESSAGE]
 
 
 def _body(request: GenerationRequest) -> dict[str, Any]:
@@ -176,22 +197,6 @@ def _sampling(request: GenerationRequest) -> dict[str, Any]:
 def _plain(message: Message) -> Message:
     """Drop the fields of a message that the OpenAI API does not have."""
     return {name: value for name, value in message.items() if name not in _NOT_SENT}
-
-
-def _refusal(url: str, status: int, headers: Mapping[str, str], data: bytes) -> GatewayError:
-    kind = {401: ErrorKind.FAILED, 403: ErrorKind.FAILED, 404: ErrorKind.NO_MODEL, 429: ErrorKind.RATE_LIMITED}.get(
-        status, ErrorKind.INVALID if 400 <= status < 500 else ErrorKind.FAILED
-    )
-    wait = headers.get("Retry-After", "")
-    retry_after = float(wait) if wait.isdecimal() else 1.0 if status == 429 else None
-    return GatewayError(kind, f"the upstream at {url} refused: {_message(data)}", retry_after=retry_after)
-
-
-def _message(data: bytes) -> str:
-    try:
-        return str(decode_json(data, dict[str, Any])["error"]["message"])
-    except (NotJson, KeyError, TypeError):
-        return decode_text(data[:200])
 
 
 _MAX_EVENT = 32 * 2**20
