@@ -12,6 +12,8 @@ import pytest
 from modelserving import eventually
 from worker_harness import AGENTS, WorkerHarness, alive, ending, gone, hosts_of, kill, message
 
+from leyden.client.attempt.result import MAX_ANSWER_BYTES
+from leyden.client.runners.command_process import AnswerTooLarge, LastJsonLine
 from leyden.outcomes import Ending
 from leyden.server.control.keys import KeyKind
 
@@ -132,6 +134,22 @@ async def test_a_result_that_is_too_large_is_an_outcome_and_no_earlier_line_is_s
     for name, size in sizes.items():
         assert (ending(found[name]), found[name].final_reward(-1.0)) == (Ending.AGENT_ERROR, -1.0)
         assert f"the result is too large: {size:,}"[:-3] in message(found[name])
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 100), (100, 0), (100, MAX_ANSWER_BYTES)])
+def test_white_space_around_a_result_that_is_too_large_does_not_hide_it(before: int, after: int) -> None:
+    output = LastJsonLine()
+    output.add(b'{"progress": "half"}\n' + b" " * before + b'{"answer": "')
+    for part in (
+        *[b"x" * (1 << 20)] * 9,
+        b'"}',
+        *[b" " * (1 << 16)] * (after >> 16),
+        b" " * (after % (1 << 16)),
+        b"\n",
+    ):
+        output.add(part)
+    with pytest.raises(AnswerTooLarge):
+        output.value()
 
 
 async def test_a_command_has_its_own_attempts_key_and_no_other(harness: WorkerHarness) -> None:

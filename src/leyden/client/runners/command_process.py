@@ -190,8 +190,9 @@ class LastJsonLine:
     def _extend(self, part: bytes) -> None:
         self._line += part
         if len(self._line) > MAX_ANSWER_BYTES:
-            self._dropped += len(self._line) - 2 * _KEPT_END
+            before, self._line = len(self._line), self._line.strip()  # white space around it is no part of the JSON
             del self._line[_KEPT_END:-_KEPT_END]
+            self._dropped += before - len(self._line)
 
     def _ended_line(self) -> bytes | AnswerTooLarge | None:
         """Return the current line, if it is JSON, or the last one that was."""
