@@ -142,6 +142,15 @@ async def test_a_response_is_built_once_for_all_items_that_are_given_back_by_ref
     assert len(built) == 1
 
 
+async def test_many_references_to_a_large_item_are_refused(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+    server.lines = ["Long." + END]
+    first = await client.responses.create(model="m", input="x" * 30_000)
+    (item,) = (await client.responses.input_items.list(first.id)).data
+    references: Any = [{"type": "item_reference", "id": item.id}] * 1200
+    with pytest.raises(openai.BadRequestError, match="the items that are referred to have more than 33554432 bytes"):
+        await client.responses.create(model="m", input=references)
+
+
 async def test_outputs_may_stand_between_the_calls_of_one_answer(
     server: ModelServer, client: openai.AsyncOpenAI
 ) -> None:

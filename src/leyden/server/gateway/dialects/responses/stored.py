@@ -41,6 +41,10 @@ def recorded_request(document: dict[str, Any], given: dict[str, GivenTool]) -> d
     return {**others, _KEPT: kept | ({"left_out_tools": left_out} if left_out else {})}
 
 
+_MAX_REFERENCED = 32 << 20
+"""Bytes of the items that a request refers to, each counted as often as it is: a reference is much smaller."""
+
+
 class StoredResponse:
     """A response that was stored; it is built again from the record of its call."""
 
@@ -151,7 +155,8 @@ async def find_response(access: ModelAccess, id: str) -> StoredResponse | None:
 async def resolve_references(items: Sequence[Any], access: ModelAccess) -> list[Any]:
     """Replace each `item_reference` by the item of a stored response that it names."""
     found: dict[str, StoredResponse | None] = {}
-    resolved = []
+    sizes: dict[str, int] = {}
+    size, resolved = 0, []
     for index, item in enumerate(items):
         if not _is_reference(item):
             resolved.append(item)
@@ -164,6 +169,12 @@ async def resolve_references(items: Sequence[Any], access: ModelAccess) -> list[
         if named is None:
             message = f"no item {item['id']!r} is stored: it may be from a request with store set to false"
             raise GatewayError(ErrorKind.NOT_FOUND, message, f"input[{index}].id")
+        if item["id"] not in sizes:
+            sizes[item["id"]] = len(msgspec.json.encode(named))
+        size += sizes[item["id"]]
+        if size > _MAX_REFERENCED:
+            message = f"the items that are referred to have more than {_MAX_REFERENCED} bytes"
+            raise GatewayError(ErrorKind.TOO_LONG, message, f"input[{index}].id")
         resolved.append(named)
     return resolved
 
