@@ -89,6 +89,7 @@ async def test_every_way_a_command_can_end_has_its_outcome(harness: WorkerHarnes
     await harness.open()
     tasks: dict[str, Any] = {
         "number": {"do": "print", "lines": ["{}", "0.75", "good bye", "NaN"]},
+        "not-finite": {"do": "print", "lines": ['{"progress": "half"}', '{"answer": 5, "loss": NaN, "m": -Infinity}']},
         "nothing": {"do": "print", "lines": ["no JSON here"]},
         "text": {"do": "print", "lines": ['"Paris"']},
         "folder": {"do": "folder"},
@@ -104,6 +105,7 @@ async def test_every_way_a_command_can_end_has_its_outcome(harness: WorkerHarnes
         found = {name: await harness.episode(name) for name in tasks}
     assert {name: str(ending(episode)) for name, episode in found.items()} == {
         "number": "succeeded",
+        "not-finite": "no_reward",
         "nothing": "no_reward",
         "text": "no_reward",
         "folder": "no_reward",
@@ -114,6 +116,7 @@ async def test_every_way_a_command_can_end_has_its_outcome(harness: WorkerHarnes
         "raise": "agent_error",
     }
     assert found["number"].final_reward(-1.0) == 0.75
+    assert found["not-finite"].attempt.result == {"answer": 5, "loss": None, "m": None}
     assert found["text"].attempt.result == "Paris"
     assert found["folder"].attempt.result == [str(AGENTS), ["--fast", "two words"]]
     assert message(found["fail"]) == "exit status 3\nit was not to be"

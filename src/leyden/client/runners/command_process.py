@@ -1,6 +1,7 @@
 """Runs one attempt of a command as a process: task on stdin, result on stdout, with resource limits."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -185,7 +186,7 @@ class LastJsonLine:
         last = self._ended_line()
         if isinstance(last, AnswerTooLarge):
             raise last
-        return None if last is None else decode_json(last)
+        return None if last is None else _decode(last)
 
     def _extend(self, part: bytes) -> None:
         self._line += part
@@ -207,10 +208,23 @@ def _is_json(line: bytes | bytearray) -> bool:
     if not line.strip()[:1] or line.strip()[:1] not in b'{["-0123456789tfn':
         return False
     try:
-        decode_json(line)
+        _decode(line)
     except NotJson:
         return False
     return True
+
+
+def _decode(line: bytes | bytearray) -> Any:
+    """Decode a line of JSON, also an object with `NaN` or `Infinity`, which Python writes and JSON does not have."""
+    try:
+        return decode_json(line)
+    except NotJson:
+        if line.strip()[:1] not in (b"{", b"[") or (b"NaN" not in line and b"Infinity" not in line):
+            raise
+    try:
+        return json.loads(decode_text(line))
+    except (ValueError, RecursionError) as error:
+        raise NotJson(str(error)) from error
 
 
 def _close(*descriptors: int) -> None:
