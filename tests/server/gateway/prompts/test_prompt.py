@@ -14,6 +14,7 @@ from modelserving import END, ModelServer, call, model_server
 from leyden.records import Call, PromptOrigin
 from leyden.rendering.chatml import ChatMLRenderer
 from leyden.server.gateway.calls.scheduler import Scheduler
+from leyden.server.gateway.prompts.history import AnswerDetails
 from leyden.server.gateway.prompts.prompt import DROPS_REASONING
 from leyden.server.gateway.served_model import ServedModel
 
@@ -135,3 +136,28 @@ async def test_concurrent_calls_match_their_prefixes_when_long_prompts_are_built
         if made.prompt_origin is PromptOrigin.CONTINUED:
             assert made.parent is not None
             assert messages[-2]["content"] == by_id[made.parent].response["content"]
+
+
+async def test_of_many_calls_with_the_same_answer_few_are_compared_and_the_latest_is_continued(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = await server.new_attempt()
+    server.say = lambda _: THOUGHT + "So." + END
+    ask: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Why?"}]}
+    compared: list[AnswerDetails] = []
+
+    def noted(ours: AnswerDetails, theirs: AnswerDetails) -> frozenset[str] | None:
+        compared.append(theirs)
+        return dropped(ours, theirs)
+
+    dropped = AnswerDetails.dropped
+    monkeypatch.setattr(AnswerDetails, "dropped", noted)
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
+        said = [(await client.chat.completions.create(**ask)).choices[0].message.model_dump() for _ in range(70)][-1]
+        for sent, count in ((said, 0), ({"role": "assistant", "content": "So."}, 64)):
+            compared.clear()
+            messages = [*ask["messages"], sent, {"role": "user", "content": f"And {count}?"}]
+            await client.chat.completions.create(model="m", messages=messages)
+            assert len(compared) == count
+    episode = await server.check(calls=72)
+    assert [made.parent for made in episode.calls[70:]] == [episode.calls[69].id] * 2

@@ -6,6 +6,7 @@ only in what was dropped, the one whose tool call ids come back is continued, or
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator
 
 from msgspec import Struct
@@ -16,6 +17,9 @@ from leyden.server.gateway.prompts.history import AnswerDetails, History
 from leyden.server.gateway.prompts.text_index import TextIndex
 
 NOT_ANSWERED = "the history is not one that was answered"
+_MAX_ALIKE = 64
+"""Of calls with the same history and answer, so many of the latest can be continued: each is compared with what comes
+back, and an agent may ask the same thousands of times."""
 
 
 class IndexedCall(Struct, frozen=True):
@@ -77,7 +81,7 @@ class PrefixIndex:
         self.large_prompts = asyncio.Lock()
         """Held while a large prompt of the attempt is tokenised."""
         self._calls: dict[str, IndexedCall] = {}
-        self._by_answered: dict[bytes, list[IndexedCall]] = {}  # by the essence of the history with the answer
+        self._by_answered: dict[bytes, deque[IndexedCall]] = {}  # by the essence of the history with the answer
         self._by_prefix: dict[bytes, IndexedCall] = {}  # by every prefix of a history
         self._by_request: dict[bytes, tuple[str, CallStatus]] = {}  # by the whole history, to recognise retries
 
@@ -155,22 +159,27 @@ class PrefixIndex:
             digest, essential = history.with_answer(call.response)
             self._by_prefix[digest] = indexed
             if call.completion_ids:
-                self._by_answered.setdefault(essential, []).append(indexed)
+                self._by_answered.setdefault(essential, deque(maxlen=_MAX_ALIKE)).append(indexed)
 
     def _answered(self, history: History, length: int) -> tuple[IndexedCall, frozenset[str]] | None:
-        """Find the call whose history and answer are the first messages, and what the client dropped from them."""
+        """Find the call whose history and answer are the first messages, and what the client dropped from them.
+
+        Of several that are as like, it is the latest.
+        """
         candidates = self._by_answered.get(history.essential_digests[length])
         if candidates is None:
             return None
-        given = history.answers[: history.answers_before(length)]
+        given = tuple(history.answers[: history.answers_before(length)])
         best: tuple[tuple[int, int], IndexedCall, frozenset[str]] | None = None
-        for call in candidates:
+        for call in reversed(candidates):
+            if call.answers == given:
+                return call, frozenset()
             dropped = list(_dropped(call.answers, given))
             if None in dropped:
                 continue
             kept = sum(not parts for parts in dropped)
             same_ids = sum(ours.call_ids == theirs.call_ids for ours, theirs in zip(call.answers, given, strict=True))
-            if best is None or (kept, same_ids) >= best[0]:
+            if best is None or (kept, same_ids) > best[0]:
                 best = (kept, same_ids), call, frozenset(part for parts in dropped for part in parts or ())
         return best[1:] if best is not None else None
 
@@ -185,7 +194,7 @@ class PrefixIndex:
         return (*given, AnswerDetails.of(history.whole_answer(call.response))) if call.response is not None else given
 
 
-def _dropped(sampled: tuple[AnswerDetails, ...], given: list[AnswerDetails]) -> Iterator[frozenset[str] | None]:
+def _dropped(sampled: tuple[AnswerDetails, ...], given: tuple[AnswerDetails, ...]) -> Iterator[frozenset[str] | None]:
     for ours, theirs in zip(sampled, given, strict=True):
         yield ours.dropped(theirs)
 
