@@ -230,10 +230,17 @@ def test_the_database_that_a_variable_names_has_names_before_folders(
     assert require_run_folder(home, "calc:calc") == home / "calc"
     assert require_run_folder(home, archived) == home / archived
     with ServerProcess(home) as server:
+        assert main(["delete", "calc", "--yes"]) == 1
+        assert "in use by another server" in capsys.readouterr().err
         headers = {"authorization": f"Bearer {server.key(KeyKind.VIEWER)}"}
         cards = requests.get(f"{server.url}/api/overview", headers=headers, timeout=30).json()
         expected = {"calc": 1.0, "calc:calc": REWARDS["later"], archived: REWARDS["earlier"]}
         assert {card["id"]: card["reward"] for card in cards} == expected
+    command("rescore", "calc", "--reward", "a.py:half")
+    assert rewards(command) == {"calc": 0.5}
+    command("delete", "calc", "--yes")
+    assert rewards(command) == {}
+    assert {path.name for path in home.iterdir() if path.is_dir()} == {"calc", archived}
 
 
 def test_compare_says_which_way(home: Path, archived: str, capsys: pytest.CaptureFixture[str]) -> None:

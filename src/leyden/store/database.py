@@ -225,7 +225,7 @@ def _url(location: str | Path) -> URL:
     match url.drivername:
         case "sqlite":
             return url
-        case "postgresql" | "postgres":
+        case "postgresql" | "postgres" | "postgresql+psycopg":
             return url.set(drivername="postgresql+psycopg")
         case other:
             raise StoreUnusable(f"{other} databases are not supported: write a path, or postgresql://...")
