@@ -38,7 +38,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links at the places that files have on the site."""
+    """Point links at the places that files have on the site, and name pages by their titles."""
     if page.file.abs_src_path is None:
         return markdown
     path = Path(page.file.abs_src_path)
@@ -48,6 +48,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         place = _target(path, target or image)
         if place.is_dir():
             return str(text)
+        if text == place.name and place.suffix == ".md":  # a page is named by its title
+            text = place.read_text().partition("\n")[0].removeprefix("# ")
         relative = relpath(_place(place), Path(_place(path)).parent)
         return relative if image else f"[{text}]({relative}{anchor or ''})"
 

@@ -1,0 +1,74 @@
+"""The site of docs/ is built without a warning; its pages fit a real browser on a desk and on a phone."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from browsing import AVAILABLE, MISSING, open_browser
+
+ROOT = Path(__file__).parents[1]
+NAMES = sorted(f"{page.stem}.html" for page in (ROOT / "docs").glob("*.md") if page.stem != "README")
+WIDTHS = {"desk": (1366, 900), "phone": (390, 844)}
+
+
+class Silent(SimpleHTTPRequestHandler):
+    """Serves files and prints nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    built = subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True)
+    assert built.returncode == 0, built.stderr.decode()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(site: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_pages_name_each_other_by_their_titles(site: Path) -> None:
+    moving = (site / "moving.html").read_text()
+    assert '">Algorithms</a>, and known differences' in moving
+    assert not any(".md</a>" in (site / name).read_text() for name in NAMES)
+
+
+@pytest.mark.skipif(not AVAILABLE, reason=MISSING)
+def test_every_page_fits_a_desk_and_a_phone_and_asks_nobody_else(url: str) -> None:
+    with open_browser() as browser:
+        for screen, (width, height) in WIDTHS.items():
+            page = browser.new_context(viewport={"width": width, "height": height}).new_page()
+            errors: list[str] = []
+            page.on("pageerror", lambda error, errors=errors: errors.append(str(error)))
+            page.on("request", lambda asked, errors=errors: asked.url.startswith(url) or errors.append(asked.url))
+            page.on("response", lambda got, errors=errors: got.status < 400 or errors.append(f"{got.status} {got.url}"))
+            for name in ("index.html", *NAMES):
+                page.goto(f"{url}/{name}")
+                wider = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+                assert page.evaluate(wider) == 0, (screen, name)
+                assert not errors, (screen, name, errors)
+
+
+@pytest.mark.skipif(not AVAILABLE, reason=MISSING)
+def test_the_search_finds_a_key(url: str) -> None:
+    with open_browser() as browser:
+        page = browser.new_page()
+        page.goto(f"{url}/index.html")
+        page.fill("input.md-search__input", "learning_rate")
+        page.wait_for_selector(".md-search-result__item")
+        found = page.locator(".md-search-result__item h1").all_inner_texts()
+        assert "Training" in found, found
