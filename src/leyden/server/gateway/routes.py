@@ -92,7 +92,8 @@ async def forward(service: ServerContext, request: Request[Raw, Any]) -> StreamR
 
 async def refuse(service: ServerContext, request: Request[Any, Any]) -> Raw:
     """Answer 404 on a path that is not served."""
-    raise _not_served(request.path["path"])
+    model = request.path.get("model")  # with a method, as in Google's models/M:embedContent
+    raise _not_served(f"models/{model}" if model else request.path["path"])
 
 
 def base_url_hint(path: str) -> str:
@@ -215,6 +216,7 @@ def _routes(base: str) -> Iterator[tuple[str, str, Handler, Dialect]]:
     for (method, path), candidates in shared.items():
         handler = extra_handler({header: route for header, (route, _) in candidates.items()})
         yield method, base + path, handler, next(iter(candidates.values()))[1]
+    yield "POST", base + "/models/{model:path}", refuse, BASES[base][-1]
     if base == "/v1":
         yield "POST", "/v1/{path:path}", forward, DIALECTS[0]
         yield "GET", "/v1/{path:path}", refuse, DIALECTS[0]

@@ -141,6 +141,9 @@ async def test_models_tokens_and_errors_have_googles_form(
         with pytest.raises(errors.ClientError) as refused:
             await client.models.generate_content(model="spark", contents=contents, config=config)
         assert (refused.value.code, refused.value.status) == (400, "INVALID_ARGUMENT")
+    with pytest.raises(errors.ClientError, match="models/spark:batchEmbedContents is not served") as refused:
+        await client.models.embed_content(model="spark", contents="Hello")
+    assert (refused.value.code, refused.value.status) == (404, "NOT_FOUND")
     stranger = genai.Client(api_key="wrong", http_options={"base_url": server.url}).aio  # type: ignore[arg-type]
     with pytest.raises(errors.ClientError) as refused:
         await stranger.models.generate_content(model="spark", contents="Hello")
