@@ -55,12 +55,12 @@ def test_architecture_names_packages_that_exist() -> None:
 
 
 def test_every_key_of_a_configuration_is_documented() -> None:
-    text = (DOCS / "training.md").read_text()
+    text = (DOCS / "configuration.md").read_text()
     for section in msgspec.structs.fields(Config):
         inner = section.type if isinstance(section.type, type) and issubclass(section.type, msgspec.Struct) else None
         names = [f"{section.name}.{key.name}" for key in msgspec.structs.fields(inner)] if inner else [section.name]
         for name in names:
-            assert f"`{name}`" in text, f"docs/training.md does not say what {name} is"
+            assert f"`{name}`" in text, f"docs/configuration.md does not say what {name} is"
 
 
 ROOT = DOCS.parent
