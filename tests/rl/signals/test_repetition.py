@@ -2,7 +2,12 @@
 
 from typing import Any
 
+import pytest
 from toolconversations import SIX, USER, Conversation, assistant, result, tool_call
+
+from leyden.records import Call
+from leyden.rl.signals import repetition
+from leyden.rl.signals.tool_calls import ObservedToolCall, tool_calls_of
 
 READ, WRITE = ("look", '{"at": "file"}'), ("divide", SIX)
 
@@ -69,3 +74,15 @@ def test_branches_of_a_conversation_do_not_see_each_other() -> None:
     conversation.turn([result("1")], assistant("", tool_call("2", "look", "{}")))
     conversation.turn([result("1")], assistant("", tool_call("3", "look", "{}")), parent="a", kept_messages=2)
     assert [name for _, name in conversation.found if name.startswith("repeated")] == []
+
+
+def test_each_message_of_a_long_conversation_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+
+    def noted(call: Call, message: Any) -> list[ObservedToolCall]:
+        read.append(message)
+        return tool_calls_of(call, message)
+
+    monkeypatch.setattr(repetition, "tool_calls_of", noted)
+    assert len(repetitions(*[[(*READ, "x")]] * 20)) == 19
+    assert len(read) == 19  # of the last answer no prompt tells

@@ -15,6 +15,8 @@ from leyden.records import Call
 from leyden.rl.signals.tool_calls import ObservedToolCall, ToolResult, tool_calls_of
 
 Key = tuple[str, bytes]
+_Keys = dict[int, dict[str, Key]]
+"""By the identity of a message of the episode, the keys of its tool calls by their ids."""
 
 
 def repeated(episode: Episode, tool_calls: Sequence[ObservedToolCall], results: Mapping[int, ToolResult]) -> set[int]:
@@ -22,9 +24,10 @@ def repeated(episode: Episode, tool_calls: Sequence[ObservedToolCall], results: 
     keys = [tool_call.key for tool_call in tool_calls]
     common = {key for key, count in Counter(keys).items() if count > 1}
     found = set[int]()
+    known: _Keys = {}
     for _, group in groupby(range(len(tool_calls)), lambda index: tool_calls[index].call.id):
         indices = [index for index in group if keys[index] in common]
-        history = _history(episode, tool_calls[indices[0]].call) if indices else []
+        history = _history(episode, tool_calls[indices[0]].call, known) if indices else []
         same_answer: dict[Key, str | None] = {}
         for index in indices:
             key, text = keys[index], results[index].text if index in results else None
@@ -35,20 +38,21 @@ def repeated(episode: Episode, tool_calls: Sequence[ObservedToolCall], results: 
     return found
 
 
-def _history(episode: Episode, call: Call) -> list[dict[Key, str | None]]:
+def _history(episode: Episode, call: Call, known: _Keys) -> list[dict[Key, str | None]]:
     """Return the tool calls in a call's prompt since another party last spoke, by answer, with their results."""
     history: list[dict[Key, str | None]] = []
     keys: dict[str, Key] = {}
     for message in episode.messages(call):
         match message:
             case {"role": "assistant"}:
-                tool_calls = tool_calls_of(call, message)
-                keys = {tool_call.id: tool_call.key for tool_call in tool_calls}
-                if tool_calls:
+                if id(message) not in known:  # the prompts of a conversation have the same messages
+                    known[id(message)] = {made.id: made.key for made in tool_calls_of(call, message)}
+                keys = known[id(message)]
+                if keys:
                     history.append(dict.fromkeys(keys.values()))
-            case {"role": "tool", "tool_call_id": str(id), "content": str(text)}:
-                if id in keys:
-                    history[-1][keys[id]] = text
+            case {"role": "tool", "tool_call_id": str(answered), "content": str(text)}:
+                if answered in keys:
+                    history[-1][keys[answered]] = text
             case _:
                 history, keys = [], {}
     return history
