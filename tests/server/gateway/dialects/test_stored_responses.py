@@ -284,7 +284,7 @@ async def test_reasoning_comes_back_in_any_form(server: ModelServer, client: ope
 async def test_sealed_reasoning_is_bounded_over_all_items_of_a_request(
     server: ModelServer, client: openai.AsyncOpenAI
 ) -> None:
-    sealed = {"type": "reasoning", "summary": [], "encrypted_content": seal_reasoning("x" * (6 << 20))}
+    sealed = {"type": "reasoning", "summary": [], "encrypted_content": seal_reasoning("x" * (6 << 18))}
     items: Any = [{"role": "user", "content": QUESTION}, sealed, sealed, sealed]
     with pytest.raises(openai.BadRequestError, match="leave out older items") as refused:
         await client.responses.create(model="m", input=items, store=False)

@@ -60,6 +60,7 @@ async def build_prompt(
     forces_call = begin_call and request.tool_choice.mode == "required"
     if forces_call and not isinstance(renderer, ToolCallForcer):
         raise invalid("this model cannot be forced to call a tool: use auto", "tool_choice")
+    _refuse_far_too_long(model, request)
     history = History.of(request.messages, request.tools, model.name)
     _refuse_too_long(model, request, history)
     prefill = request.prefill
@@ -102,17 +103,27 @@ async def count_tokens(
     return len(await within_memory(model, index, size, partial(in_thread, size, render)))
 
 
+def _refuse_far_too_long(model: ServedModel, request: GenerationRequest) -> None:
+    """Refuse more reasoning and longer arguments than an agent can have collected, before either is read."""
+    longest = longest_text(model)
+    answers = [message for message in request.messages if message["role"] == "assistant"]
+    reasoning = sum(len(answer.get("reasoning_content") or "") for answer in answers)
+    if reasoning > _MAX_DROPPED * longest:
+        message = f"the request has {reasoning} bytes of reasoning: leave out that of earlier answers"
+        raise GatewayError(ErrorKind.TOO_LONG, message, "messages")
+    calls = [call for answer in answers for call in answer.get("tool_calls") or ()]
+    size = sum(len(call["id"]) + len(call["function"]["arguments"]) for call in calls)
+    if size > _MAX_DROPPED * longest:
+        message = f"the tool calls have {size} bytes, and the model takes {model.engine.context_length} tokens in all"
+        raise GatewayError(ErrorKind.TOO_LONG, message, "messages")
+
+
 def _refuse_too_long(model: ServedModel, request: GenerationRequest, history: History) -> None:
     """Refuse a request whose text has too many tokens for the model, before it is tokenised.
 
-    Tokenising takes a hundred times the memory of the text. Reasoning does not count, since templates may drop it,
-    unless there is more than an agent can have collected.
+    Tokenising takes a hundred times the memory of the text. Reasoning does not count, since templates may drop it.
     """
     longest = longest_text(model)
-    dropped = history.whole_sizes[-1] - history.sizes[-1]
-    if dropped > _MAX_DROPPED * longest:
-        message = f"the request has {dropped} bytes of reasoning: leave out that of earlier answers"
-        raise GatewayError(ErrorKind.TOO_LONG, message, "messages")
     if history.sizes[-1] <= longest:
         return
     text = sum(len(message["content"].rpartition("</think>")[2].strip()) for message in request.messages)

@@ -16,7 +16,7 @@ from leyden.server.gateway.errors import GatewayError, invalid
 
 _TEXT_FIELDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _SEAL = "leyden."
-_MAX_UNSEALED = 16 << 20
+_MAX_UNSEALED = 4 << 20
 """Bytes of sealed reasoning in one request: a few compressed kilobytes can expand to gigabytes."""
 
 
