@@ -1,9 +1,10 @@
 """Requests that were made to be slow, while 50 other clients call a model: nobody else waits for them.
 
-Every attack is one request that an agent's key may send: a strict tool whose `pattern` backtracks, schemas that repeat
-themselves, a prompt for a role's rule, a model name for a route with stars, a tool result that looks like a traceback
-(and the page that shows it), a format whose grammar explodes, an OTLP export that expands. Each is sent over and over
-by its own attempt. The other clients call a scripted model that answers at once, and think between calls.
+Every attack is one request that an agent's key may send: a strict tool whose `pattern` backtracks, schemas that
+repeat themselves, a prompt for a role's rule, a model name for a route with stars, a tool result that looks like a
+traceback (and the page that shows it), compressed reasoning and arguments of megabytes, a format whose grammar
+explodes, an OTLP export that expands. Each is sent over and over by its own attempt. The other clients call a
+scripted model that answers at once, and think between calls.
 
     python benchmarks/hostile_patterns.py
     python benchmarks/hostile_patterns.py --seconds 5 --clients 5
@@ -32,6 +33,7 @@ from reporting import add_out, report_result
 from leyden.api.client import Remote, read_key
 from leyden.api.wire import GroupSpec, KeySpec, LeaseRequest, RunSpec
 from leyden.records import RunSettings, Task
+from leyden.server.gateway.dialects.responses.items import seal_reasoning
 
 HERE = Path(__file__).parent
 THINK_S = 0.5
@@ -59,6 +61,9 @@ GRAMMAR = {"allOf": [{"type": "string", "pattern": f".*a{{{number}}}.*"} for num
 TRACEBACK = "Traceback (most recent call last):\n x\n" + "Error." * 2500
 SPANS = gzip.compress(b"\x0a\x00" * (8 << 20), 1)
 QUESTION = {"role": "user", "content": "?"}
+THOUGHT = [{"type": "reasoning", "encrypted_content": seal_reasoning("x" * 15_000_000)}, QUESTION]
+LARGE_CALL = {"id": "c", "type": "function", "function": {"name": "check", "arguments": f"[{'1.0,' * 1_000_000}1]"}}
+CALLED = json.dumps({"model": "model", "messages": [QUESTION, {"role": "assistant", "tool_calls": [LARGE_CALL]}]})
 
 Send = Callable[[], Awaitable[Any]]
 
@@ -96,14 +101,17 @@ def attacks(caller: Callable[[], Caller], viewer: Caller, page: str) -> dict[str
         attacker = caller()
         return lambda: attacker.chat(model="caller", tools=[tool])
 
-    by_role, by_name, by_format, by_spans = caller(), caller(), caller(), caller()
+    by_role, by_name, by_format, by_spans, by_reasoning, by_arguments = (caller() for _ in range(6))
     prompt = [{"role": "system", "content": "You are a " * 6500}, QUESTION]
     wanted = {"type": "json_schema", "json_schema": {"name": "v", "schema": GRAMMAR}}
+    as_json = {"content-type": "application/json"}
     packed = {"content-encoding": "gzip", "content-type": "application/x-protobuf"}
     return {
         **{f"schema: {name}": strict(schema) for name, schema in SCHEMAS.items()},
         "rule of a role": lambda: by_role.chat(messages=prompt),
         "route with stars": lambda: by_name.chat(model="ab" * 30_000),
+        "reasoning that expands": lambda: by_reasoning.post("/v1/responses", json={"model": "model", "input": THOUGHT}),
+        "arguments of a call": lambda: by_arguments.post("/v1/chat/completions", as_json, data=CALLED),
         "grammar": lambda: by_format.chat(response_format=wanted),
         "spans": lambda: by_spans.post("/v1/traces", packed, data=SPANS),
         "page of a traceback": lambda: viewer.get(page),
