@@ -78,6 +78,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("GET", "/api/runs"): SEE | {"viewer of another run"},
     ("POST", "/api/runs"): STEER,
     ("GET", RUN): SEE,
+    ("GET", RUN + "/exists"): WORK,
     ("GET", RUN + "/evaluation"): SEE,
     ("DELETE", RUN): ADMIN,
     ("GET", RUN + "/summary"): SEE,
@@ -138,6 +139,7 @@ MAY: dict[tuple[str, str], set[str]] = {
             ("POST", "/models/{model:path}:generateContent"),
             ("POST", "/models/{model:path}:streamGenerateContent"),
             ("POST", "/models/{model:path}:countTokens"),
+            ("POST", "/models/{model:path}"),
             ("GET", "/models"),
             ("GET", "/models/{model:path}"),
         )
