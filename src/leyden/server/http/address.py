@@ -1,5 +1,6 @@
 """The address of a server: whether others reach it, and its port."""
 
+import errno
 import ipaddress
 import socket
 from contextlib import suppress
@@ -32,7 +33,11 @@ def bind_port(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ServeError(
-            f"cannot listen on {host}:{port} ({error.strerror}): choose another port (--port, or server.port)"
-        ) from error
+        of_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        hint = (
+            "another port (--port, or server.port)"
+            if of_port
+            else "an address of this machine (--host, or server.host)"
+        )
+        raise ServeError(f"cannot listen on {host}:{port} ({error.strerror}): choose {hint}") from error
     return listener
