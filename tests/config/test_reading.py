@@ -45,6 +45,8 @@ def test_a_file_names_the_run_and_is_where_its_files_are(tmp_path: Path) -> None
         ("test = -1\n", "/calc.toml:1: `test`: expected a file of tasks"),
         ('tasks = "t"\n', "`agent` is missing: set it"),
         ("tasks = \n", "/calc.toml: Invalid value"),
+        ("[training]\n[training]\n", "/calc.toml: [training] is there twice (at line 2, column 10)"),
+        ("[training.lora]\n[training.lora]\n", "/calc.toml: [training.lora] is there twice (at line 2"),
         ("[train]\nsteps = 3\n", "/calc.toml:1: `train` is no key: did you mean `training`?"),
         ("agent = agent.py:solve\n", "/calc.toml: Invalid value (at line 1, column 9): text stands in quotes"),
         ("steps = 3\n", "/calc.toml:1: `steps` is no key: did you mean `training.steps`?"),

@@ -18,6 +18,9 @@ from leyden.config.schema import Config
 
 Document = dict[str, Any]
 
+_TWICE = re.compile(r"Cannot declare \((.*)\) twice")
+_QUOTED = re.compile(r"'([^']*)'")
+
 
 class ConfigError(Exception):
     """A configuration that cannot be run; the message is one line."""
@@ -46,7 +49,8 @@ def read_file(path: Path) -> Document:
             hint = f'write a file such as mine.toml, with agent = "{path.name}:FUNCTION", and name that'
             raise ConfigError(f"{path} is Python and no configuration: {hint}") from error
         hint = ": text stands in quotes" if "Invalid value" in str(error) else ""
-        raise ConfigError(f"{path}: {error}{hint}") from error
+        message = _TWICE.sub(lambda found: f"[{'.'.join(re.findall(_QUOTED, found[1]))}] is there twice", str(error))
+        raise ConfigError(f"{path}: {message}{hint}") from error
     try:
         read_config({"run": path.stem, "agent": "", "tasks": "", **document})
     except ConfigError as error:  # raised again with the line
