@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.config import ConfigError, override, read_config, read_file, to_toml
+from leyden.config import AdapterConfig, ConfigError, override, read_config, read_file, to_toml
 
 WHOLE = {"run": "calc", "agent": "agent.py:solve", "tasks": "tasks.jsonl"}
 
@@ -67,7 +67,7 @@ def test_a_file_names_the_run_and_is_where_its_files_are(tmp_path: Path) -> None
         ),
         ('engine = "vllm"\n', ', as in `engine.kind="vllm"`'),
         ('upstream = "http://host"\n', "`upstream`: expected a section, got text: its keys are url, timeout_s"),
-        ("[training]\nlora = true\n", "expected a section, got true or false: its keys are rank, alpha, modules"),
+        ('[training]\nlora = "on"\n', "expected a section, got text: its keys are rank, alpha, modules"),
         (
             "[policies.a]\nlora = 8\n",
             "expected true or false or a section, got a whole number: its keys are rank, alph",
@@ -166,6 +166,12 @@ def test_one_text_is_a_list_of_one(setting: str) -> None:
     config = read_config(override(WHOLE, [setting]))
     value = getattr(getattr(config, section) if section else config, name)
     assert value == (setting.partition("=")[2].strip("'"),)
+
+
+def test_a_section_that_may_be_left_out_is_switched_on_with_its_defaults_and_off() -> None:
+    document = {"run": "r", "agent": "a", "tasks": "t", "training": {"lora": {"rank": 4}}}
+    for setting, lora in (("true", AdapterConfig()), ("false", None)):
+        assert read_config(override(document, [f"training.lora={setting}"])).training.lora == lora
 
 
 def test_a_python_file_is_no_configuration(tmp_path: Path) -> None:

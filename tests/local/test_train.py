@@ -31,7 +31,7 @@ def leyden(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
     training = Training(tmp_path_factory.mktemp("trained"))
     command = [sys.executable, "-m", "leyden", "train", "small.toml"]
-    done = subprocess.run(command, cwd=training.folder, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=training.folder, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     training.printed = done.stdout + done.stderr
     return training

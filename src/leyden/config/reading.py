@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -79,7 +80,7 @@ def override(document: Document, settings: Iterable[str]) -> Document:
 def read_config(document: Mapping[str, Any]) -> Config:
     """Convert a document into a configuration."""
     try:
-        config = msgspec.convert(_inherited(_listed(document)), Config, str_keys=True)
+        config = msgspec.convert(_inherited(_spelled_out(document)), Config, str_keys=True)
         policy_configs(config)
     except msgspec.ValidationError as error:
         raise ConfigError(explain(str(error), document)) from error
@@ -121,24 +122,26 @@ def _value(key: str, text: str) -> Any:
 _TEXT_KEYS = ("run", "agent", "tasks", "reward", "model", "policy", "base", "home")
 
 
-def _listed(document: Mapping[str, Any], section: type[Struct] = Config) -> Document:
-    """Return the document with single texts as lists of one, if a list is expected."""
+def _spelled_out(document: Mapping[str, Any], section: type[Struct] = Config) -> Document:
+    """Return the document with short forms written out: a single text for a list, true or false for a section."""
     found = dict(document)
     for entry in fields(section):
         value = found.get(entry.name)
         kinds = (entry.type, *get_args(entry.type))
         if isinstance(value, str) and get_origin(entry.type) is tuple and Ellipsis in kinds:
             found[entry.name] = [value]
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Struct)), None)
+        if inner is None:
+            continue
+        if isinstance(value, bool) and bool not in kinds and NoneType in kinds:
+            found[entry.name] = {} if value else None
         elif isinstance(value, Mapping):
-            inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Struct)), None)
-            if inner is None:
-                continue
             if get_origin(entry.type) is dict:
                 found[entry.name] = {
-                    name: _listed(one, inner) if isinstance(one, Mapping) else one for name, one in value.items()
+                    name: _spelled_out(one, inner) if isinstance(one, Mapping) else one for name, one in value.items()
                 }
             else:
-                found[entry.name] = _listed(value, inner)
+                found[entry.name] = _spelled_out(value, inner)
     return found
 
 
