@@ -58,11 +58,7 @@ class LoraAdapter:
     """Adapters in a copy of a model; only they are trained."""
 
     def __init__(
-        self,
-        served: PreTrainedModel,
-        config: AdapterConfig,
-        merged: bool = True,
-        beside: "LoraAdapter | None" = None,
+        self, served: PreTrainedModel, config: AdapterConfig, merged: bool = True, beside: "LoraAdapter | None" = None
     ) -> None:
         """Without `merged` they are in the model itself, and there is no other to publish.
 

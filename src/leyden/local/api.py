@@ -138,12 +138,7 @@ def export(
 
 
 def compare(
-    first: str,
-    second: str,
-    /,
-    *,
-    steps: tuple[int | None, int | None] = (None, None),
-    home: str | Path = "runs",
+    first: str, second: str, /, *, steps: tuple[int | None, int | None] = (None, None), home: str | Path = "runs"
 ) -> PairedDifference:
     """Compare the last evaluations of two runs (or those of `steps`) task by task: the difference and its error."""
 

@@ -102,11 +102,7 @@ def _checkpoints(config: Config, source: ModelSource, run: Path) -> Checkpoints:
 
 
 async def _open_ranks(
-    opened: AsyncExitStack,
-    config: Config,
-    algorithms: Mapping[str, Algorithm],
-    run: Path,
-    elsewhere: RankPlaces | None,
+    opened: AsyncExitStack, config: Config, algorithms: Mapping[str, Algorithm], run: Path, elsewhere: RankPlaces | None
 ) -> OpenedLearner:
     algorithm, source = algorithms[config.policy], find_model(config.model, config.base)
     devices, dtype = config.training.devices, compute_dtype(config.engine.dtype)

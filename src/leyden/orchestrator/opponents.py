@@ -21,12 +21,7 @@ class Opponent:
     """One policy that plays earlier versions of another."""
 
     def __init__(
-        self,
-        name: str,
-        config: Config,
-        publisher: Publisher,
-        foreign: ForeignRewards,
-        pool: Sequence[PooledVersion],
+        self, name: str, config: Config, publisher: Publisher, foreign: ForeignRewards, pool: Sequence[PooledVersion]
     ) -> None:
         """`foreign` are the rewards that do not count for the policy in training; an empty pool has its first model."""
         self.name, self._config, self._publisher, self._foreign = name, config, publisher, foreign

@@ -98,11 +98,7 @@ class ChatMLRenderer:
         return self._ids([start, _Segment(f'{{"name": {quoted}, "arguments": ', -1)])
 
     def parse_response(
-        self,
-        token_ids: list[int],
-        *,
-        tools: list[Any] | None = None,
-        prompt_ids: list[int] | None = None,
+        self, token_ids: list[int], *, tools: list[Any] | None = None, prompt_ids: list[int] | None = None
     ) -> ParsedResponse:
         """Parse an answer into its exact text, its reasoning and all its tool calls, malformed ones included."""
         end = min((token_ids.index(id) for id in self._stops if id in token_ids), default=len(token_ids))

@@ -11,20 +11,8 @@ from msgspec.structs import replace
 
 from leyden.config import Hyperparameters
 from leyden.learner.sample import Sample
-from leyden.orchestrator.credit.branches import (
-    add_returns,
-    find_continuations,
-    shares,
-    times_counted,
-    with_replayed,
-)
-from leyden.orchestrator.credit.samples import (
-    Groups,
-    SelectedRollout,
-    SituatedAdvantage,
-    StepAccounting,
-    make_samples,
-)
+from leyden.orchestrator.credit.branches import add_returns, find_continuations, shares, times_counted, with_replayed
+from leyden.orchestrator.credit.samples import Groups, SelectedRollout, SituatedAdvantage, StepAccounting, make_samples
 from leyden.rl import advantage as advantages
 from leyden.rl.advantage import Advantage, CallBatch, Ints
 from leyden.rl.aggregation import Aggregation
@@ -241,10 +229,7 @@ def _kind(rollout: SelectedRollout, key: str | None) -> Hashable:
 
 
 def _states(
-    credited: Sequence[_CreditedCall],
-    rollouts: Sequence[SelectedRollout],
-    group_R: Ints,
-    estimator: AdvantageEstimator,
+    credited: Sequence[_CreditedCall], rollouts: Sequence[SelectedRollout], group_R: Ints, estimator: AdvantageEstimator
 ) -> Ints:
     if estimator.state is None:
         return np.arange(len(credited))

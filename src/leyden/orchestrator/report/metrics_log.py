@@ -33,14 +33,7 @@ class MetricsLog:
     """Writes the metrics of every step of one policy."""
 
     def __init__(
-        self,
-        path: Path,
-        policy: str,
-        step: int,
-        remote: Remote,
-        run: str,
-        sinks: Sequence[Sink],
-        several: bool = False,
+        self, path: Path, policy: str, step: int, remote: Remote, run: str, sinks: Sequence[Sink], several: bool = False
     ) -> None:
         """With `several` policies the names of metrics in sinks begin with that of the policy."""
         self._path, self._remote, self._run, self._sinks = path, remote, run, sinks
