@@ -22,6 +22,8 @@ from leyden.orchestrator.algorithm.resolve import algorithm_of, algorithms_of
 from leyden.orchestrator.credit.samples import SampleFilter, SelectedRollout, StepAccounting, select_rollouts
 from leyden.orchestrator.early_gradient import EarlyGradient
 from leyden.orchestrator.publications import Publications
+from leyden.orchestrator.report.metrics_log import step_metrics
+from leyden.orchestrator.report.step_report import StepReport
 from leyden.orchestrator.updates import UpdateBuilder
 from leyden.outcomes import Ending
 from leyden.records import Call
@@ -91,6 +93,14 @@ def test_the_gradient_is_that_of_the_whole_update(algorithm: dict[str, Any]) -> 
     weights = {credit.call: credit.weight for credit in accounting.credits}
     assert weights == pytest.approx({credit.call: credit.weight for credit in whole_accounting.credits})
     assert accounting.groups_flat == whole_accounting.groups_flat == 1
+
+
+def test_the_kl_divergence_in_the_reward_is_the_mean_over_the_tokens_of_all_parts() -> None:
+    config, whole_accounting, accounting = configured(kl=0.1, kl_in="reward"), StepAccounting(), StepAccounting()
+    prepare_updates(groups(), 1, small_policy(reference=True), config, whole_accounting)
+    in_parts(small_policy(reference=True), config, accounting)
+    expected, found = (step_metrics(StepReport(1, [], one)) for one in (whole_accounting, accounting))
+    assert found["training/kl_reference"] == pytest.approx(expected["training/kl_reference"], rel=1e-4)
 
 
 class PartsLearner:

@@ -192,7 +192,8 @@ def test_distance_to_the_reference_is_taken_from_the_reward(
     a, b, c = (0.5 * each.sum().item() for each in of_token)
     assert targets == pytest.approx({"a": -a, "b": 1 - b, "c": -c}, rel=1e-4)
     assert update.old_logprobs.reference is None
-    assert accounting.kl_reference == pytest.approx([torch.cat(of_token).mean().item()], rel=1e-4)
+    assert accounting.kl_reference == pytest.approx(torch.cat(of_token).sum().item(), rel=1e-4)
+    assert accounting.kl_tokens == 9
 
 
 def test_lora_is_held_against_the_weights_beside_it() -> None:

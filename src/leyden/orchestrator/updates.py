@@ -113,8 +113,8 @@ class UpdateBuilder:
         """Return what is subtracted from the reward of each call for its KL divergence from the reference."""
         if evaluation.kl_reference is None:
             return None
-        tokens = sum(len(sample.sampler_logprobs) for sample in samples)
-        accounting.kl_reference.append(sum(evaluation.kl_reference) / tokens)
+        accounting.kl_reference += sum(evaluation.kl_reference)
+        accounting.kl_tokens += sum(len(sample.sampler_logprobs) for sample in samples)
         return [self._algorithm.kl_penalty * distance for distance in evaluation.kl_reference]
 
 

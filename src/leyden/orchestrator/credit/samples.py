@@ -46,8 +46,10 @@ class StepAccounting(Struct):
     """Groups whose calls all have the same value, and so no gradient."""
     states_shared: list[float] = field(default_factory=list)
     """For each update, the share of calls with another in the same state, if the advantage reads states."""
-    kl_reference: list[float] = field(default_factory=list)
-    """For each update, the mean KL divergence from the reference of a token, if the reward is penalised for it."""
+    kl_reference: float = 0.0
+    """The KL divergence from the reference, summed over tokens, if the reward is penalised for it."""
+    kl_tokens: int = 0
+    """The tokens of that sum; 0 if the reward is not penalised."""
     critic_explained: list[float] = field(default_factory=list)
     """For each update, the share of the variance of the calls' values that the critic explains, if there is one."""
     advantages: list[SituatedAdvantage] = field(default_factory=list)

@@ -136,7 +136,7 @@ def step_metrics(report: StepReport) -> dict[str, float]:
         **({f"machine/{name}": value for name, value in asdict(report.use).items()} if report.use is not None else {}),
         "training/learning_rate": report.learning_rate,
         "training/kl_start": report.kl_start,
-        "training/kl_reference": fmean(accounting.kl_reference) if accounting.kl_reference else None,
+        "training/kl_reference": accounting.kl_reference / accounting.kl_tokens if accounting.kl_tokens else None,
         "training/critic_explained": fmean(accounting.critic_explained) if accounting.critic_explained else None,
         "reward/automatic": fmean(report.automatic) if report.automatic else None,
         **{f"signals/{name}": count for name, count in report.signals.items()},
