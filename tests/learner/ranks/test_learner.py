@@ -4,11 +4,14 @@ One set of processes serves all cases of a size, because each takes seconds to s
 """
 
 import asyncio
+import errno
 import os
 import resource
 import signal
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,7 +20,7 @@ from msgspec.structs import replace
 from smallpolicy import some_samples
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from leyden.config import AdapterConfig, AlgorithmConfig, Config, TrainingConfig
+from leyden.config import AdapterConfig, AlgorithmConfig, Config, ConfigError, TrainingConfig
 from leyden.learner.checkpoint import Checkpoints
 from leyden.learner.errors import RankLost
 from leyden.learner.loading import read_model
@@ -34,6 +37,8 @@ from leyden.learner.sharded_files import read_shards
 from leyden.models.source import ModelSource
 from leyden.orchestrator.algorithm.resolve import algorithm_of
 from leyden.orchestrator.disk_room import is_disk_full
+from leyden.process.child import ChildProcess
+from leyden.process.place import Place
 from leyden.runs.checkpoint_files import find_damage, latest_checkpoint
 
 LORA = AdapterConfig(rank=2, alpha=4, modules=("query_key_value", "dense"))
@@ -216,6 +221,45 @@ async def check_checkpoints(
     name = "gpt_neox.final_layer_norm.weight"
     read = read_model(run / "step-3", torch.float64).get_parameter(name).detach()
     torch.testing.assert_close(read, (await weights(of_three, config))[name])
+
+
+def names_in(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir()]
+
+
+async def test_ranks_that_were_started_end_if_another_one_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[ChildProcess] = []
+
+    def start(*arguments: Any, **named: Any) -> ChildProcess:
+        if started:
+            raise OSError(errno.EAGAIN, "no more processes")
+        started.append(ChildProcess(*arguments, **named))
+        return started[0]
+
+    monkeypatch.setattr(processes, "ChildProcess", start)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(OSError, match="no more processes"):
+        async with RankProcesses(2, tmp_path):
+            pass
+    assert started[0].status is not None
+    assert names_in(tmp_path) == ["rank-0.log"]
+
+
+async def test_ranks_that_have_no_place_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoPlaces:
+        address = "127.0.0.1"
+
+        async def find(self) -> list[Place]:
+            raise ConfigError("no node has room")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ranks = RankProcesses(2, tmp_path, elsewhere=NoPlaces())
+    with pytest.raises(ConfigError, match="no node has room"):
+        async with ranks:
+            pass
+    assert names_in(tmp_path) == []
 
 
 @pytest.mark.slow

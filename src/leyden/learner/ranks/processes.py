@@ -12,6 +12,7 @@ import socket
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol, Self
 
@@ -106,6 +107,8 @@ class RankProcess:
         self.kill()
         for _, writer in self._channels.values():
             writer.close()
+        for each in self._sockets[len(self._channels) :]:
+            each.close()
 
 
 def _decode(frame: bytes) -> RankReply:
@@ -156,13 +159,28 @@ class RankProcesses:
         self._threads = ThreadPoolExecutor(_THREADS, "ranks")
         self._locks = {"compute": asyncio.Lock(), "files": asyncio.Lock()}
         self._failed: asyncio.Future[NoReturn]
-        self._watching: asyncio.Task[None]
+        self._opened: AsyncExitStack
 
     async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as opened:
+            await self._open(opened)
+            self._opened = opened.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._opened.aclose()
+
+    async def _open(self, opened: AsyncExitStack) -> None:
+        """Start all ranks; `opened` ends those that were started if the others cannot be."""
         self._failed = asyncio.get_running_loop().create_future()
-        self._temporary = TemporaryFolder("ranks")
-        folder = self._temporary.path
+        opened.callback(self._threads.shutdown, wait=False)
+        temporary = TemporaryFolder("ranks")
+        opened.callback(temporary.close)
+        folder = temporary.path
+        opened.push_async_callback(self._end)
         joined = {} if self._launch is None else await asyncio.to_thread(await_ranks, self._launch, folder)
+        for process in joined.values():
+            opened.callback(process.kill)
         meeting, places = str(folder / "meeting"), list[Place]([HERE] * self.number)
         if self._elsewhere is not None:
             places = await self._elsewhere.find()
@@ -172,24 +190,20 @@ class RankProcesses:
             World(rank, self.number, meeting, self._timeout_s, rank if place.is_here else 0)
             for rank, place in enumerate(places)
         ]
-        self._ranks = [
-            RankProcess(world, self._log / f"rank-{world.rank}.log", self._threads, joined.get(world.rank), place)
-            for world, place in zip(worlds, places, strict=True)
-        ]
-        self._watching = asyncio.create_task(self._watch())
+        for world, place in zip(worlds, places, strict=True):
+            log = self._log / f"rank-{world.rank}.log"
+            self._ranks.append(RankProcess(world, log, self._threads, joined.get(world.rank), place))
+        opened.callback(asyncio.create_task(self._watch()).cancel)
         for rank, world in zip(self._ranks, worlds, strict=True):
             await rank.connect(world)
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        self._watching.cancel()
+    async def _end(self) -> None:
         for rank in self._ranks:
             rank.close()
         await asyncio.gather(*(rank.wait() for rank in self._ranks))
         if self._failed.done():
             self._failed.exception()  # so that it does not count as unseen
-        self._threads.shutdown(wait=False)
-        self._temporary.close()
+        self._store = None
 
     @property
     def pids(self) -> list[int]:
