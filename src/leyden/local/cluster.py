@@ -7,7 +7,7 @@ Ray reserves what ranks and engines need, in placement groups, and starts a host
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -119,30 +119,39 @@ class RayCluster:
         """Reserve what ranks and engines need, within this context; `run` is the folder of the run."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
-        shared = run / f".seen-by-nodes-{secrets.token_hex(4)}"
-        shared.touch()
         model = {"model": Path(find_model(self._config.model, self._config.base).folder)}
-        # ranks talk to one another; a lost node is to have few engines
-        ranks = placement_group(list(self._plan.ranks), strategy="PACK")
-        engines = placement_group(list(self._plan.engines), strategy="SPREAD")
-        self._ranks = [
-            Reservation(self._ray, ranks, index, f"rank {index}", {"home": shared, **model})
-            for index in range(len(self._plan.ranks))
-        ]
-        self.engines = [
-            Reservation(self._ray, engines, index, f"engine {index}", model) for index in range(len(self._plan.engines))
-        ]
-        try:
+        async with AsyncExitStack() as opened:
+            shared = run / f".seen-by-nodes-{secrets.token_hex(4)}"
+            shared.touch()
+            opened.callback(shared.unlink, missing_ok=True)
+            # ranks talk to one another; a lost node is to have few engines
+            ranks = placement_group(list(self._plan.ranks), strategy="PACK")
+            opened.callback(remove_placement_group, ranks)
+            engines = placement_group(list(self._plan.engines), strategy="SPREAD")
+            opened.callback(remove_placement_group, engines)
+            self._ranks = [
+                Reservation(self._ray, ranks, index, f"rank {index}", {"home": shared, **model})
+                for index in range(len(self._plan.ranks))
+            ]
+            self.engines = [
+                Reservation(self._ray, engines, index, f"engine {index}", model)
+                for index in range(len(self._plan.engines))
+            ]
+            opened.push_async_callback(self._close)
             yield self
-        finally:
-            shared.unlink(missing_ok=True)
-            await asyncio.gather(*(one.close() for one in (*self._ranks, *self.engines)))
-            remove_placement_group(ranks)
-            remove_placement_group(engines)
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(one.close() for one in (*self._ranks, *self.engines)))
 
     async def find(self) -> list[Place]:
-        """Return the place of each rank."""
-        return await asyncio.gather(*(one.find() for one in self._ranks))
+        """Return the place of each rank. If one cannot be found, the others are not looked for any more."""
+        finding = [asyncio.create_task(one.find()) for one in self._ranks]
+        try:
+            return await asyncio.gather(*finding)
+        finally:
+            for each in finding:
+                each.cancel()
+            await asyncio.gather(*finding, return_exceptions=True)
 
     @asynccontextmanager
     async def workers(self, options: WorkerOptions, key: str, log: Path) -> AsyncIterator["ClusterWorkers"]:
