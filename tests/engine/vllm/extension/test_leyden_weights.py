@@ -1,5 +1,9 @@
 """The checksums that two workers of vLLM report of their parts of layers add up to those of the trainer's tensors."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from leyden.engine.vllm.extension import leyden_weights
-from leyden.engine.vllm.extension.leyden_weights import WorkerExtension, checksum
+from leyden.engine.vllm.extension.leyden_weights import TRANSFER_VARIABLE, WorkerExtension, checksum
 from leyden.engine.vllm.publisher import merge_parts
 
 
@@ -61,3 +65,18 @@ def test_a_checksum_depends_on_every_element_and_its_place_and_not_on_where_it_i
         other[row, column] += 1
         assert checksum(other) != whole
     assert checksum(tensor.flip(0)) != whole
+
+
+def test_the_ipc_engine_of_a_vllm_without_ray_can_be_imported(tmp_path: Path) -> None:
+    """vLLM 0.25 and 0.26 import Ray in it, and do not install it."""
+    engine = tmp_path / "vllm" / "distributed" / "weight_transfer" / "ipc_engine.py"
+    engine.parent.mkdir(parents=True)
+    engine.write_text("import ray\n")
+    extension = Path(leyden_weights.__file__).parent
+    code = (
+        "import sys; sys.modules['ray'] = None\n"  # as if it were not installed
+        "import leyden_weights, vllm.distributed.weight_transfer.ipc_engine\n"
+        "assert 'ray' not in sys.modules"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{extension}{os.pathsep}{tmp_path}", TRANSFER_VARIABLE: "ipc"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)

@@ -8,6 +8,7 @@ the worker undoes all of that and reports each tensor, or its part of it, under 
 import os
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 
 TRANSFER_VARIABLE = "LEYDEN_WEIGHT_TRANSFER"
 """How the trainer sends weights to this vLLM: `ipc` or `files`."""
+_IPC_ENGINE = "vllm.distributed.weight_transfer.ipc_engine"
 _CHUNK, _CPU_CHUNK = 1 << 22, 1 << 15
 """Elements that are summed at once: the 64-bit temporaries of a whole embedding would not fit beside a model, and on a
 CPU those of more elements do not fit into its caches."""
@@ -152,21 +154,19 @@ def _in_use(module: Any, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _import_ipc() -> None:
-    """Import vLLM's IPC engine; some versions import `ray` and `requests`, which this transfer does not need."""
-    absent: list[str] = []
-    while True:
-        try:
-            # only vLLM's environment has it, and importing it registers the engine
-            import vllm.distributed.weight_transfer.ipc_engine  # type: ignore[import-not-found]  # noqa: F401
-        except ModuleNotFoundError as error:
-            if error.name not in ("ray", "requests") or error.name in absent:
-                raise
-            absent.append(error.name)
-            sys.modules[error.name] = ModuleType(error.name)
-        else:
-            break
-    for name in absent:
-        del sys.modules[name]
+    """Import vLLM's IPC engine before vLLM does.
+
+    That of vLLM 0.25 and 0.26 imports Ray, by which a trainer may send weights. vLLM does not depend on Ray and imports
+    the engine by its name, so neither a dependency nor a plugin of vLLM does without an empty module in its place.
+    """
+    try:
+        import_module(_IPC_ENGINE)
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        sys.modules["ray"] = ModuleType("ray")
+        import_module(_IPC_ENGINE)
+        del sys.modules["ray"]
 
 
 if os.environ.get(TRANSFER_VARIABLE) == "ipc":
