@@ -18,11 +18,10 @@ from leyden.config import AdapterConfig, TrainingConfig
 from leyden.engine.protocol import LoraWeights
 from leyden.learner.compilation import compile_layers
 from leyden.learner.critic import Critic
-from leyden.learner.default_learning_rate import default_learning_rate
 from leyden.learner.errors import OutOfDeviceMemory, TrainingError
 from leyden.learner.forward import PolicyForward
 from leyden.learner.gradient_checkpointing import GradientCheckpointing
-from leyden.learner.lr_schedule import learning_rate_factor
+from leyden.learner.learning_rate import default_learning_rate, learning_rate_factor
 from leyden.learner.master_weights import MasterWeights
 from leyden.learner.microbatch import sequence_microbatches, tree_microbatches
 from leyden.learner.objective import Objective, compute_loss, critic_loss

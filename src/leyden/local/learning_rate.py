@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from leyden.config import Config, policy_configs, trained_policies
-from leyden.learner.default_learning_rate import default_learning_rate
+from leyden.learner.learning_rate import default_learning_rate
 from leyden.learner.loading import count_parameters
 from leyden.models.source import find_model
 from leyden.runs.run_folder import RunFolder, stored_config

@@ -2,7 +2,7 @@
 
 import pytest
 
-from leyden.learner.default_learning_rate import default_learning_rate
+from leyden.learner.learning_rate import default_learning_rate
 
 
 @pytest.mark.parametrize(
