@@ -22,7 +22,16 @@ class SteppedBatch:
         model = make("llama")
         kv_cache = KVCache(SLOTS, CONTEXT, torch.float32, model.device)
         forward = LlamaForward(model, kv_cache)
-        self.batch = ContinuousBatch(forward, kv_cache, SLOTS, 256, prefill_pause, True, False, 0)
+        self.batch = ContinuousBatch(
+            forward,
+            kv_cache,
+            slots=SLOTS,
+            prefill_tokens=256,
+            prefill_pause=prefill_pause,
+            prefix_caching=True,
+            overlap=False,
+            version=0,
+        )
         self.requests = 0
 
     def add(self, requests: int) -> None:

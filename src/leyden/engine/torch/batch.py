@@ -92,6 +92,7 @@ class ContinuousBatch:
         self,
         forward: EngineForward,
         kv_cache: KVCache,
+        *,
         slots: int,
         prefill_tokens: int,
         prefill_pause: int,

@@ -60,7 +60,6 @@ class TorchEngine:
         slots: int = 64,
         version: int = 0,
         prefill_tokens: int | None = None,
-        prefill_pause: int | None = None,
         threads: int | None = None,
         prefix_caching: bool = True,
         tokenizer: str | None = None,
@@ -72,7 +71,7 @@ class TorchEngine:
 
         Grammars need a `tokenizer`, in the form that `GrammarCompiler` takes. With `overlap`, which is the default on a
         GPU, a step is started before the tokens of the one before are read. `dtype` is the precision to sample in: by
-        default bfloat16 on a GPU and the model's on a CPU. Where it is not the model's, and always on a GPU, the engine
+        default bfloat16 on a GPU and the model's on a CPU. If it is not the model's, and always on a GPU, the engine
         has its own copy of the weights, which `publish` writes in place. `kv_cache_bytes` limits the KV cache, and
         with it the longest sequence; by default it is a part of a GPU's free memory.
         """
@@ -93,12 +92,12 @@ class TorchEngine:
         self._batch = ContinuousBatch(
             choose_forward(model, kv_cache, copies),
             kv_cache,
-            slots,
-            prefill_tokens or (GPU_PREFILL_TOKENS if on_gpu else CPU_PREFILL_TOKENS),
-            (GPU_PREFILL_PAUSE if on_gpu else 0) if prefill_pause is None else prefill_pause,
-            prefix_caching,
-            on_gpu if overlap is None else overlap,
-            version,
+            slots=slots,
+            prefill_tokens=prefill_tokens or (GPU_PREFILL_TOKENS if on_gpu else CPU_PREFILL_TOKENS),
+            prefill_pause=GPU_PREFILL_PAUSE if on_gpu else 0,
+            prefix_caching=prefix_caching,
+            overlap=on_gpu if overlap is None else overlap,
+            version=version,
         )
         self._stream = torch.cuda.Stream(model.device) if on_gpu else None
         self._wake = threading.Condition()
