@@ -101,8 +101,9 @@ def compute_loss(
         metrics = metrics | {"kl_reference": distance}
     if objective.entropy_weight:
         loss = loss - objective.entropy_weight * output.entropies
+    metrics = {name: metric.detach() for name, metric in metrics.items()}
     stats = TokenStats(
-        replace(tokens, current=current.detach()), sampler, call_index, _detached(metrics), output.entropies.detach()
+        replace(tokens, current=current.detach()), sampler, call_index, metrics, output.entropies.detach()
     )
     return (loss * _per_token([sample.weight for sample in samples], call, current)).sum(), stats
 
@@ -112,10 +113,6 @@ def critic_loss(objective: Objective, samples: Sequence[Sample], values: Tensor,
     targets = torch.tensor([sample.target for sample in samples], device=values.device, dtype=values.dtype)
     old_values = torch.tensor([sample.old_value for sample in samples], device=values.device, dtype=values.dtype)
     return value_loss(values, targets, old_values, objective.value_clip).sum() / count
-
-
-def _detached(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: metric.detach() for name, metric in metrics.items()}
 
 
 def _to_tensor(logprobs: Sequence[Logprobs], like: Tensor) -> Tensor:

@@ -27,7 +27,6 @@ from leyden.local.memory_plan import MemoryPlan
 from leyden.local.notes import print_note
 from leyden.local.placement import TRAINER_DEVICE, check_tensor_parallel, device_variable, place_replicas
 from leyden.local.policies import LocalPolicy
-from leyden.models.source import ModelSource
 from leyden.process.place import FindPlace, this_machine
 from leyden.rendering.tokenizer import Tokenizer
 
@@ -79,8 +78,16 @@ async def running_engine(
             one.policy.adapter.compute_unmerged()
     try:
         if kind == "torch" and len(places) == 1 and first.weights is None:
-            kv_cache_bytes = None if plan is None else plan.kv_cache
-            with closing(_torch_engine(config, model, source, first.version, slots, kv_cache_bytes)) as engine:
+            engine = TorchEngine(
+                model,
+                slots=slots,
+                version=first.version,
+                prefix_caching=not config.deterministic,
+                tokenizer=Tokenizer.load(source.folder).control_json,
+                dtype=model.dtype,
+                kv_cache_bytes=None if plan is None else plan.kv_cache,
+            )
+            with closing(engine):
                 engine.start()
                 yield {first.name: engine}
             return
@@ -149,20 +156,6 @@ def count_slots(config: Config, kind: str, device: torch.device) -> int:
         return config.engine.slots or _VLLM_REQUESTS
     by_device = _CPU_SLOTS if device.type == "cpu" else _GPU_SLOTS
     return 1 if config.deterministic else config.engine.slots or by_device
-
-
-def _torch_engine(
-    config: Config, model: PreTrainedModel, source: ModelSource, version: int, slots: int, kv_cache_bytes: int | None
-) -> TorchEngine:
-    return TorchEngine(
-        model,
-        slots=slots,
-        version=version,
-        prefix_caching=not config.deterministic,
-        tokenizer=Tokenizer.load(source.folder).control_json,
-        dtype=model.dtype,
-        kv_cache_bytes=kv_cache_bytes,
-    )
 
 
 class _Shared(Struct, frozen=True):
