@@ -52,7 +52,7 @@ class EngineRequest(Struct, frozen=True):
         return self.prompt_ids[len(self.prompt_ids) - self.sampled :]
 
     def after(self, sampled: tuple[int, ...]) -> "EngineRequest":
-        """Return the request for the rest of a completion of which these tokens are sampled."""
+        """Return the request for the rest of a completion that begins with these tokens."""
         if not sampled:
             return self
         return replace(
@@ -159,7 +159,7 @@ class Publication(Struct, frozen=True):
 
 
 class SocketAddress(Struct, frozen=True, tag="socket"):
-    """The engine answers over the socket that its process shares with the server's, or over one that it listens on."""
+    """The engine answers over a socket pair that it shares with the server, or over a socket that it listens on."""
 
     context_length: int
     vocab_size: int
@@ -230,7 +230,7 @@ class EngineBackend(ServedEngine, Protocol):
         """Whether it samples from the learner's own parameters, not from a copy that `publish` writes."""
 
     def changing_weights(self, version: int) -> AbstractAsyncContextManager[None]:
-        """Return a context in which the learner may write its parameters, which are then those of `version`.
+        """Return a context in which the learner may write its parameters; afterwards they are version `version`.
 
         An engine that shares them pauses between two decoding steps; its running requests go on with the new weights.
         Any other goes on sampling from its copy.

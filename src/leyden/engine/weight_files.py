@@ -1,6 +1,6 @@
 """Weights as files: written once for all engines of a machine, and kept for an engine that is started again.
 
-Tensors are written one by one as they come, so that those of a sharded model never are in memory all at once.
+Tensors are written one by one, as they come: a sharded model is never in memory as a whole.
 """
 
 import asyncio

@@ -165,7 +165,7 @@ class Checkpoints:
         return checkpoint_steps(self._run, self._policy)
 
     def _delete_old(self) -> None:
-        """Keep the newest few, from each of which a run may have to resume, and the checkpoints that these need."""
+        """Keep the newest few, since a run may have to resume from any of them, and the checkpoints that they need."""
         newest = self._steps[-self._kept.keep :]
         needed = (read_kept_steps(self._folder / f"step-{step}" / STATE_FILE) for step in newest)
         for step in {*self._steps}.difference(newest, *needed):

@@ -33,7 +33,7 @@ def device() -> torch.device:
 
 
 def model_device(model: PreTrainedModel) -> torch.device:
-    """Return the device of a model; of one without values that on which models run."""
+    """Return the device of a model; if it has no values, the device that models run on."""
     return device() if model.device.type == "meta" else model.device
 
 

@@ -62,7 +62,7 @@ class LoraAdapter:
     ) -> None:
         """Without `merged` they are in the model itself, and there is no other to publish.
 
-        The copy shares the weights of that of `beside`, which are those of the same model and do not change.
+        `beside` is an adapter of the same model: both copies share one set of weights, which do not change.
         """
         linear = {name.rpartition(".")[2] for name, each in served.named_modules() if isinstance(each, torch.nn.Linear)}
         if linear.isdisjoint(config.modules):

@@ -31,8 +31,8 @@ def memory_for_training(
     """Return the bytes of weights and optimiser, of a model that may have no values.
 
     On one device the weights that are computed with are beside their masters, unless both are float32. With LoRA there
-    are two models, the served one and the one with adapters, which without them is the reference. Several devices have
-    a share each, of masters only, and of one model with LoRA; layers are gathered while they are computed.
+    are two models: the served one, and one with adapters, which is the reference if they are disabled. Of several
+    devices each has a share of the masters only, or with LoRA of one model; layers are gathered when they compute.
     """
     weights, each, devices = model.num_parameters(), getattr(torch, dtype).itemsize, training.devices
     host = 0

@@ -145,7 +145,7 @@ def check_devices(wanted: int, available: int) -> None:
 
 
 def _check_adapters(config: Config, dtype: str) -> None:
-    """Refuse LoRA with an engine that would sample from other weights than those that are trained."""
+    """Refuse LoRA if the engine would sample from other weights than the trained ones."""
     kind, _ = choose_engine(config, device())
     if config.training.lora is not None and kind == "torch" and dtype == "bfloat16":
         raise ConfigError(

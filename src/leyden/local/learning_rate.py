@@ -25,7 +25,7 @@ def with_learning_rates(config: Config, folder: RunFolder) -> tuple[Config, list
 def _choose(config: Config, folder: RunFolder) -> tuple[float, str]:
     """Return the learning rate of a policy, whose configuration this is, and what to say of it.
 
-    Unset, it is that of the run in this folder if it has trained a step, and otherwise the default for the model.
+    If it is not set, the run in this folder keeps its rate once it has trained a step; before, it is the default.
     """
     training = config.training
     rate, why = training.learning_rate, "as configured"

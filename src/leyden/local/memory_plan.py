@@ -1,4 +1,4 @@
-"""Divides the memory of one GPU between the trainer and the engines, or plans that of GPUs that only train.
+"""Divides the memory of one GPU between the trainer and the engines, or plans the memory of GPUs that only train.
 
 The plan is computed and printed before anything starts; a plan that cannot work raises a one-line `ConfigError`.
 """
@@ -36,7 +36,7 @@ class PlannedPolicy(Struct, frozen=True):
     reference: bool = False
     """Whether it keeps the model that training started with."""
     shares_base: bool = False
-    """Whether the weights that its adapters are over are those of another policy, which counts them."""
+    """Whether its adapters are over the weights of another policy, which counts these weights."""
 
     @property
     def weights(self) -> int:

@@ -1,4 +1,4 @@
-"""Prints lines for the user on stderr, all with one console, so that they do not break the progress that it shows."""
+"""Prints lines for the user on stderr. All use one console: lines do not break the progress that it shows."""
 
 import time
 from collections.abc import Iterator

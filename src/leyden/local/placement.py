@@ -43,7 +43,7 @@ def check_tensor_parallel(size: int, model: Any) -> None:
 
 
 def device_variable(devices: Sequence[int]) -> dict[str, str]:
-    """Return the environment variable by which a process sees only these of the devices that this one sees."""
+    """Return the environment variable that hides all other devices from a process; the numbers are this process's."""
     if not devices:
         return {}
     visible = [name for name in os.environ.get(_VARIABLE, "").split(",") if name]

@@ -19,7 +19,7 @@ class ReplayReport(Struct, frozen=True):
     prefixes: int
     """Recorded calls that were answered: a rollout can be continued after each."""
     exact: int
-    """Those up to which the agent asked what it had asked before, token for token."""
+    """Those in which the agent asked what it had asked before, token for token."""
     differences: dict[str, int]
     """What differed first, and in how many rollouts, the commonest first."""
 

@@ -143,7 +143,7 @@ class Trainer:
             await self._save(trained, regular)
 
     async def _save(self, trained: States, regular: bool = False) -> None:
-        """Save a step of all policies, when all have the one before: there is always one that all of them have.
+        """Save a step of all policies once all have saved the one before: there is always a step that all of them have.
 
         Opponents play only `regular` ones: those that a run has wherever it is interrupted.
         """
@@ -162,7 +162,7 @@ class Trainer:
             closing.result()
 
     async def _beside_closing(self, train: Coroutine[Any, Any, Reports]) -> Reports:
-        """Make a step while the one before is closed: an error of that ends it, and after an error that is closed."""
+        """Make a step while the one before is closed. An error of closing ends the step, but not vice versa."""
         training = asyncio.create_task(train)
         try:
             closing = {self._closing} if self._closing is not None else set()

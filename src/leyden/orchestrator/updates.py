@@ -98,7 +98,7 @@ class UpdateBuilder:
     def _credit(
         self, groups: Groups, all_samples: Sequence[Sample], evaluation: SampleEvaluation, accounting: StepAccounting
     ) -> tuple[list[Sample], list[Sample]]:
-        """Return the samples that have credit, and those of them that are trained on, with their advantages."""
+        """Return all samples that have credit, with their advantages, and the part of them that is trained on."""
         inputs = StepInputs(self._penalties(all_samples, evaluation, accounting), evaluation.values)
         estimator = self._algorithm.advantage_estimator
         with_credit = compute_advantages(groups, all_samples, inputs, estimator, accounting)

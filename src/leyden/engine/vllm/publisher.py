@@ -66,7 +66,7 @@ def adapter_checksums(served: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _save_adapter(tensors: Mapping[str, Tensor], rank: int, path: Path) -> None:
-    """Write an adapter as PEFT does. The scale is part of `lora_B`, so that of the adapter is 1."""
+    """Write an adapter as PEFT does. The scale is part of `lora_B`, so the scale of the adapter is 1."""
     path.mkdir(parents=True, exist_ok=True)
     modules = sorted({name.removesuffix(".weight").rpartition(".")[0].rpartition(".")[2] for name in tensors})
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": modules, "bias": "none"}
@@ -201,7 +201,7 @@ async def _checksums(client: aiohttp.ClientSession) -> dict[str, tuple[str, int]
 
 
 def merge_parts(workers: Sequence[Mapping[str, Sequence[Any]]]) -> dict[str, tuple[str, int]]:
-    """Return dtype and checksum of whole tensors from those of the parts that the workers of a vLLM have."""
+    """Join what the workers of a vLLM report of their parts: the dtype and the checksum of each whole tensor."""
     merged: dict[str, tuple[str, int]] = {}
     for name, (dtype, value, whole) in workers[0].items():
         values = [worker[name][1] for worker in workers]

@@ -36,7 +36,7 @@ def divide(samples: Sequence[Sample], ranks: int, trees: bool = True) -> list[li
 
 
 def _cut(ends: Ints, opens: Ints, limit: int) -> list[int]:
-    """Return where parts start of which each has at most `limit` tokens."""
+    """Return the starts of parts that have at most `limit` tokens each."""
     starts: list[int] = []
     start = 0
     while start < len(ends):

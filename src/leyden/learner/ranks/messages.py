@@ -14,7 +14,7 @@ FILES_TIMEOUT_S = 1800.0
 
 
 class World(Struct, frozen=True):
-    """The ranks that compute together, as one of them sees it."""
+    """What a rank must know of the ranks that it computes with."""
 
     rank: int
     size: int

@@ -41,7 +41,7 @@ class RankPeers:
         """The group for reading and writing checkpoints."""
 
     def await_files(self) -> None:
-        """Wait until every rank is here, of which one may have to read a large file before."""
+        """Wait until every rank is here; one may have to read a large file first."""
         dist.barrier(group=self.files)
 
     def gather(self, value: T) -> list[T]:

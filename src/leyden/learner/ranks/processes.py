@@ -148,8 +148,8 @@ class RankProcesses:
     ) -> None:
         """`log` is a folder, for a file of each rank. Ranks wait `timeout_s` for one another.
 
-        All ranks but the first are the processes that `launch` is one of, if there is one. They run on this machine,
-        or `elsewhere`.
+        If `torchrun` has started this process (`launch`), its other processes become all ranks but the first. Ranks run
+        on this machine, or `elsewhere`.
         """
         self.number, self._log, self._timeout_s, self._launch = number, log, timeout_s, launch
         self._elsewhere = elsewhere

@@ -92,11 +92,11 @@ class Rank:
         return to_arrays((self._policy.reference_logprobs if reference else self._policy.logprobs)(samples))
 
     def accumulate_part(self, part: Update) -> None:
-        """Accumulate the gradient of some samples of the next update, of which this rank has some."""
+        """Accumulate the gradient of this rank's share of some samples of the next update."""
         self._policy.accumulate_part(part.samples, part.old_logprobs, self._objective)
 
     def accumulate(self, update: Update) -> UpdateMetrics:
-        """Accumulate the gradient of an update, of which this rank has some samples."""
+        """Accumulate the gradient of this rank's share of an update."""
         metrics = self._policy.accumulate(update.samples, update.old_logprobs, self._objective, update.scale)
         self._grad_norm = metrics.grad_norm
         return metrics
@@ -157,7 +157,7 @@ class Rank:
                 self._policy.optimiser.state[parameter] = {"step": step, "exp_avg": sent[0], "exp_avg_sq": sent[1]}
 
     def read(self, folder: Path, initial: bool) -> None:
-        """Replace the weights by those of a checkpoint, or by those of the model that training started with."""
+        """Replace the weights by those of a checkpoint, or of the model that training started with."""
         if is_sharded(folder) and not initial:
             self._read(folder, moments=False)
         else:

@@ -1,8 +1,8 @@
 """Continues rollouts of a step from points inside them, to estimate the values of the states there.
 
 Rollouts are continued in a random order, as long as the tokens that this probably takes are within the budget of the
-step. For each rollout that is reckoned by what the others have sampled, so that whether it is continued depends on
-nothing that it did. What a step samples beyond its budget is taken from that of the next.
+step. What a rollout will take is estimated from the other rollouts only: whether it is continued depends on nothing
+that it did. What a step samples beyond its budget is taken from that of the next.
 """
 
 from collections.abc import Sequence

@@ -57,8 +57,8 @@ class StepRollouts:
     async def collect(self, reports: Mapping[str, StepReport]) -> tuple[dict[str, Groups], list[Episode]]:
         """Collect the groups of a step in the order of their positions.
 
-        Returns for each policy those that it may learn from, and every episode of the step, those of dropped groups
-        included. `reports` are those of the policies.
+        Returns the groups that each policy may learn from, and every episode of the step, also of dropped groups.
+        `reports` has one report for each policy.
         """
         report = next(iter(reports.values()))
         started, times = time.monotonic(), await self._collector.call_times()

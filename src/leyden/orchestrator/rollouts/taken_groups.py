@@ -1,6 +1,6 @@
 """Which groups each step trains on, in a file: a step that is repeated after a kill takes the same ones.
 
-So it computes the same weights, and what was sampled by a version of them before the kill was sampled by that version.
+So it computes the same weights again, and the version that a token names is still the one that sampled it.
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -182,7 +182,7 @@ def attribute_spans(episode: Episode, spans: Iterable[Span]) -> dict[str, list[S
 
 
 def _call_before(tool: Span, calls: Iterable[tuple[Call, Span | None]]) -> Call | None:
-    """Return the call before a tool; None if the record does not show which one that is."""
+    """Return the call before a tool; None if the record leaves that open."""
     last, last_end = None, -1
     for call, span in calls:
         if span is None or span.start_ns <= tool.start_ns < span.end_ns:

@@ -1,4 +1,4 @@
-"""Finds tool calls that repeat an earlier one although nothing has changed that the model could know of.
+"""Finds tool calls that repeat an earlier one although the model has seen nothing new since.
 
 A call is repeated if, in its conversation and since the last message that is neither the model's nor a tool's, the same
 tool was called with the same arguments; no new call was made in between (reading what was just written is no

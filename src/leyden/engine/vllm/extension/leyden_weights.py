@@ -156,8 +156,8 @@ def _in_use(module: Any, weight: torch.Tensor) -> torch.Tensor:
 def _import_ipc() -> None:
     """Import vLLM's IPC engine before vLLM does.
 
-    That of vLLM 0.25 and 0.26 imports Ray, by which a trainer may send weights. vLLM does not depend on Ray and imports
-    the engine by its name, so neither a dependency nor a plugin of vLLM does without an empty module in its place.
+    In vLLM 0.25 and 0.26 the engine imports Ray, which only a trainer that sends weights by it needs, and which vLLM
+    does not install. vLLM imports the engine whatever plugins it has, so an empty module stands for Ray meanwhile.
     """
     try:
         import_module(_IPC_ENGINE)
