@@ -212,6 +212,7 @@ BODIES: dict[str, Any] = {  # by the end of the path
     "/responses/input_tokens": {key: RESPONSES[key] for key in ("model", "input", "instructions")},
     ":generateContent": GOOGLE,
     ":streamGenerateContent": GOOGLE,
+    "/models/{model:path}": {"content": GOOGLE["contents"][0]},
     ":countTokens": {"generateContentRequest": {"model": "models/m", **GOOGLE}},
     "/completions": {"model": "m", "prompt": "Once", "max_tokens": 5, "echo": False, "logprobs": 1, "n": 1},
     "/v1/traces": {

@@ -71,4 +71,4 @@ def test_the_search_finds_a_key(url: str) -> None:
         page.fill("input.md-search__input", "learning_rate")
         page.wait_for_selector(".md-search-result__item")
         found = page.locator(".md-search-result__item h1").all_inner_texts()
-        assert "Training" in found, found
+        assert "Configuration" in found, found
