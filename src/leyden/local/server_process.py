@@ -10,7 +10,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from subprocess import PIPE
@@ -221,18 +221,15 @@ async def wait_unresponsive(url: str, pid: int) -> None:
 
 def _answers(url: str) -> bool:
     address = urlsplit(url)
-    connection = HTTPConnection(address.hostname or "", address.port, timeout=_TIMEOUT_S)
-    try:
-        connection.request("GET", "/healthz")
-        connection.getresponse()
-    except (TimeoutError, ConnectionRefusedError):
-        return False
-    except (OSError, HTTPException):  # a server that closes a connection, since it has too many, runs
-        return True
-    else:
-        return True
-    finally:
-        connection.close()
+    with closing(HTTPConnection(address.hostname or "", address.port, timeout=_TIMEOUT_S)) as connection:
+        try:
+            connection.request("GET", "/healthz")
+            connection.getresponse()
+        except (TimeoutError, ConnectionRefusedError):
+            return False
+        except (OSError, HTTPException):  # a server that closes a connection, since it has too many, runs
+            pass
+    return True
 
 
 def _waited_s(pid: int) -> float:
