@@ -83,8 +83,7 @@ class Policy:
     ) -> None:
         """`peers` compute with it: each then has a part of every parameter.
 
-        If both have LoRA adapters, it shares the weights beside them with those of the policy `beside`, of the same
-        model.
+        `beside` is a policy of the same model: if both have LoRA adapters, they share the weights beside these.
         """
         self.served = model
         """The model that samples: the trained one, or with LoRA a copy with the adapters merged."""

@@ -98,7 +98,7 @@ def _logits_gradient(
     of_logprob: Tensor,
     of_entropy: Tensor,
 ) -> Tensor:
-    """Return the gradient of the logits from those of the logprobs and of the entropies."""
+    """Compute the gradient of the logits from the gradients of logprobs and entropies."""
     scores = _scores(logits, temperatures)
     probability = (scores - normaliser[:, None]).exp()
     mean = (normaliser - entropy)[:, None]

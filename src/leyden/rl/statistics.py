@@ -62,7 +62,7 @@ class Statistics:
 
     @classmethod
     def joined(cls, parts: Iterable["Statistics"]) -> "Statistics":
-        """Return those of an update from those of its parts."""
+        """Join the statistics of the parts of an update."""
         whole = cls()
         for part in parts:
             for name, value in part._sums.items():

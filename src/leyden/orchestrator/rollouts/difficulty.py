@@ -18,7 +18,8 @@ from leyden.records import Task
 _FLOOR = 0.1
 """The share of draws in which all tasks are equally likely, so that none is forgotten."""
 _KEPT_PER_STEP, _KEPT_PER_GROUP, _KEPT_OF_FIRST = 0.97, 0.5, 0.98
-"""What is kept of a task's counts after a step and when it has a new group, and of those of first groups after one."""
+"""The shares of counts that are kept: of a task's after a step, of a task's when it has a new group, and of those of
+first groups after another one."""
 _FORGOTTEN = 0.1
 """A task with fewer rollouts than this counts as one that was never seen."""
 _PRIORS = 0.01, 1.0
