@@ -180,10 +180,14 @@ def when_imported(name: str, hook: Hook) -> None:
 
 
 class _HookFinder(MetaPathFinder):
-    """Delegates to the other finders and wraps the loader they find, so that it calls the hook once."""
+    """Delegates to the other finders and wraps the loader they find, so that it calls the hook once.
+
+    It stays among the finders: if one is removed, an import of another thread skips the one behind it, and fails.
+    """
 
     def __init__(self, name: str, hook: Hook) -> None:
-        self._name, self._hook = name, hook
+        self._name: str | None = name
+        self._hook = hook
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -203,8 +207,8 @@ class _HookFinder(MetaPathFinder):
 
         def exec_and_call_hook(module: ModuleType) -> None:
             exec_module(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
+            if self._name is not None:
+                self._name = None
                 self._hook(module)
 
         loader.exec_module = exec_and_call_hook  # type: ignore[method-assign]  # only this instance
