@@ -28,6 +28,7 @@ from leyden.store.errors import Conflict, NotFound
 from leyden.store.read import queries, views
 from leyden.store.store import Store
 from leyden.store.write import lease_expiry
+from leyden.store.write.queue import lease as leases_together
 
 DONE = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("final", 1.0),))
 
@@ -97,6 +98,13 @@ async def test_a_group_that_comes_late_does_not_wait_for_all_that_came_before(st
     await lease(store, 500)
     await queue(store, "late", 2, purpose=Purpose.EVAL)
     assert {"late.0.1", "late.1.1"} <= set(await lease(store, 5))
+
+
+async def test_workers_of_one_run_and_of_any_run_get_no_rollout_twice(store: Store) -> None:
+    await queue(store, "g", 3)
+    of_one, of_any = await store.write(leases_together, [LeaseRequest("a", 2, run="r"), LeaseRequest("b", 2)])
+    assert (len(of_one), len(of_any)) == (2, 1)
+    assert len({lease.attempt.rollout for lease in (*of_one, *of_any)}) == 3
 
 
 async def test_groups_to_train_on_are_leased_oldest_first(store: Store) -> None:

@@ -90,12 +90,13 @@ def lease(tx: Transaction, requests: Sequence[LeaseRequest]) -> list[list[Lease]
     for run, slots in by_run.items():
         bounds = {"most": len(slots), "now": tx.now}
         rows = _NEXT.all(tx, **bounds) if run is None else _NEXT_OF_RUN.all(tx, **bounds, run=run)
-        for index, row in zip(slots, rows, strict=False):
-            leased[index].append(_start(tx, row, requests[index]))
-    _LEASE_ROLLOUT.run_many(
-        tx, ({"rollout": one.attempt.rollout, "number": one.attempt.number} for some in leased for one in some)
-    )
-    _ADD_ATTEMPT.run_many(tx, (_attempt_row(one) for some in leased for one in some))
+        started = [(index, _start(tx, row, requests[index])) for index, row in zip(slots, rows, strict=False)]
+        _LEASE_ROLLOUT.run_many(  # before the next look at the queue: a worker may take rollouts of any run
+            tx, ({"rollout": one.attempt.rollout, "number": one.attempt.number} for _, one in started)
+        )
+        _ADD_ATTEMPT.run_many(tx, (_attempt_row(one) for _, one in started))
+        for index, one in started:
+            leased[index].append(one)
     mark_seen(tx, (request.worker for request in requests))
     return leased
 
