@@ -3,6 +3,7 @@
 import importlib
 import sys
 from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
@@ -51,7 +52,7 @@ def test_a_hook_that_runs_while_another_thread_imports_does_not_make_that_import
             if fullname == "sought":
                 importlib.import_module("hooked_meanwhile")
 
-    sys.meta_path[-1:-1] = [Meanwhile()]  # the last one finds files
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), Meanwhile())
     seen: list[str] = []
     when_imported("hooked_meanwhile", lambda module: seen.append(module.__name__))
     importlib.import_module("sought")
