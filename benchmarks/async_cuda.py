@@ -94,13 +94,13 @@ def end(process: subprocess.Popen[bytes], limit_s: float | None) -> int:
 
 
 def figures(folder: Path, samples: Path) -> dict[str, Any] | None:
-    """Return what a run's metrics say; None if it did not make three steps. Several policies share its steps."""
+    """Return what a run's metrics say; None if it made too few steps to time one. Several policies share its steps."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = step_rows(lines)
-    if len(steps) < 3:
-        return None
     evaluated = [line for line in lines if "held_out/reward" in line]
     pairs = [pair for pair in pairwise(steps[1:]) if not any("held_out/reward" in line for line in pair)]
+    if not pairs:
+        return None
     counted, spans = [line for _, line in pairs], [(before["time"], line["time"]) for before, line in pairs]
     step_s = fmean(end - begin for begin, end in spans)
     sampled = 0.0

@@ -67,7 +67,9 @@ def random_model(shape: str, dtype: torch.dtype) -> PreTrainedModel:
     config = Qwen2Config(**SHAPES[shape], max_position_embeddings=4096, tie_word_embeddings=True)
     with torch.device("cuda" if ON_GPU else "cpu"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    return model.eval().to(dtype)  # type: ignore[no-any-return, arg-type]  # transformers wraps `to` without types
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)  # `to` of the model would round its table of positions as well
+    return model.eval()
 
 
 def random_samples(vocabulary: int, groups: int, size: int, prompt: int, completion: int, seed: int) -> list[Sample]:

@@ -54,7 +54,7 @@ def test_the_memory_for_training_is_what_training_holds(dtype: str, training: Tr
     assert expected.device == sum(each.nbytes for each in device)
 
 
-def test_the_memory_for_training_in_numbers() -> None:
+def test_the_memory_for_training_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make(tie_word_embeddings=True)
     weights = model.num_parameters()
     adapters = 2 * 4 * ((32 + 32) + (48 + 32))  # layers, rank, and the two sides of q_proj and of down_proj
@@ -70,8 +70,12 @@ def test_the_memory_for_training_in_numbers() -> None:
     assert device("float32", True, lora=LORA) == 8 * weights + 16 * adapters
     assert device("bfloat16", lora=LORA) == 4 * weights + 16 * adapters
     assert device("bfloat16", offload="optimiser") == 6 * weights
-    assert device("bfloat16", devices=4) == 4 * weights + 6 * weights  # all its parameters are gathered at once
-    assert device("bfloat16", devices=4, lora=LORA) == (2 * weights + 16 * adapters) // 4 + 6 * weights
+    sharded, adapted = 4 * weights, (2 * weights + 16 * adapters) // 4
+    assert device("bfloat16", devices=4) == sharded + 6 * weights
+    assert device("bfloat16", devices=4, lora=LORA) == adapted + 2 * weights
+    monkeypatch.setattr("leyden.learner.memory.keeps_whole", lambda size: False)
+    assert device("bfloat16", devices=4) == sharded + 6 * weights  # two layers and what is beside them are all of it
+    assert device("bfloat16", devices=4, lora=LORA) == adapted + 6 * weights
 
 
 def test_a_refusal_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,11 @@
 Activations come on top of it (`local/memory_plan.py`).
 """
 
+import os
+
 import torch
 from msgspec import Struct
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -15,6 +18,8 @@ _MASTER, _GRADIENT, _MOMENTS = 4, 4, 8
 """Bytes of a trained parameter: all in float32."""
 _STAGED = 16
 """Bytes of an element of the largest parameter: pinned memory has gradients and weights of two buckets on their way."""
+_WHOLE_SHARE = 0.1
+"""Of the memory of a device, for weights and gradients that it would otherwise have a share of."""
 
 
 class TrainingMemory(Struct, frozen=True):
@@ -32,7 +37,8 @@ def memory_for_training(
 
     On one device the weights that are computed with are beside their masters, unless both are float32. With LoRA there
     are two models: the served one, and one with adapters, which is the reference if they are disabled. Of several
-    devices each has a share of the masters only, or with LoRA of one model; layers are gathered when they compute.
+    devices each has a share of the masters only, or with LoRA of one model; layers are gathered when they compute, or
+    all of them once for an update (`keeps_whole`).
     """
     weights, each, devices = model.num_parameters(), getattr(torch, dtype).itemsize, training.devices
     host = 0
@@ -47,9 +53,31 @@ def memory_for_training(
             host = (_MASTER + _MOMENTS) * weights + _STAGED * max(one.numel() for one in model.parameters())
         device = weights * (of_each + each * reference)
     if devices > 1:
-        device = -(-device // devices) + _gathered_size(model) * (each + _GRADIENT)
+        whole = weights * (each + _GRADIENT * (lora is None) + each * reference)
+        gathered = whole if keeps_whole(whole) else _gathered_size(model) * (each + _GRADIENT)
+        device = -(-device // devices) + gathered
         host = weights * (each if lora is not None else _MASTER)  # rank 0 reads the model
     return TrainingMemory(int(device), int(host))
+
+
+def keeps_whole(size: int) -> bool:
+    """Whether each of several devices keeps so many bytes of weights and gradients whole until an update is computed.
+
+    That takes a tenth of its memory at the most. They are then gathered once for an update, not for each micro-batch.
+    """
+    if torch.cuda.is_available():
+        total = torch.cuda.get_device_properties(0).total_memory
+    else:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return size <= _WHOLE_SHARE * total
+
+
+def whole_size(module: nn.Module, compute: torch.dtype | None) -> int:
+    """Return the bytes of a module's weights, in the precision that computes if it is not theirs, and gradients."""
+    return sum(
+        parameter.numel() * ((compute or parameter.dtype).itemsize + _GRADIENT * parameter.requires_grad)
+        for parameter in module.parameters()
+    )
 
 
 def _adapter_size(model: PreTrainedModel, lora: AdapterConfig) -> int:

@@ -1,4 +1,8 @@
-"""A rank's connection to the others: collectives of torch.distributed, and FSDP2."""
+"""A rank's connection to the others: collectives of torch.distributed, and FSDP2.
+
+If they are small beside the device's memory, weights are gathered by the first micro-batch of an update and gradients
+are reduced by the last: between them they are whole on every rank. Otherwise every micro-batch gathers and reduces.
+"""
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -15,6 +19,7 @@ from torch.nn import Parameter
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leyden.learner.forward import PolicyForward
+from leyden.learner.memory import keeps_whole, whole_size
 from leyden.learner.microbatch import MicroBatch
 from leyden.learner.ranks.messages import FILES_TIMEOUT_S, World
 
@@ -31,6 +36,9 @@ class RankPeers:
         self.world, self.device = world, device
         self.compute_dtype: torch.dtype | None = None
         """The precision of forward passes if it is not that of the parameters."""
+        self._sharded: list[FSDPModule] = []
+        self._whole_size = 0
+        """Bytes of all weights and gradients."""
         backend, timeout = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timedelta(seconds=world.timeout_s)
         store = _store(world.meeting, world.size)
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=_FILES_TIMEOUT)
@@ -51,17 +59,21 @@ class RankPeers:
         return found
 
     def level(self, microbatches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-        """Return as many micro-batches as the rank with the most has."""
+        """Yield as many micro-batches as the rank with the most has; weights are sharded again after the last."""
         own = list(microbatches)
         most = max(self.gather(len(own)))
-        return iter([*own, *(_empty_microbatch() for _ in range(most - len(own)))])
+        for number, microbatch in enumerate([*own, *(_empty_microbatch() for _ in range(most - len(own)))], 1):
+            if number in (1, most) and keeps_whole(self._whole_size):
+                self._keep_whole(number == most)
+            yield microbatch
 
     def shard(self, module: nn.Module) -> None:
         """Give a module the parameters of rank 0, and shard each of its layers, then what is beside them."""
+        self._whole_size += whole_size(module, self.compute_dtype)
         for layer in module.modules():
             if isinstance(layer, GradientCheckpointingLayer):
                 self._shard(layer, self.compute_dtype)
-        self._shard(module, self.compute_dtype if isinstance(module, PolicyForward) else None)
+        self._sharded.append(self._shard(module, self.compute_dtype if isinstance(module, PolicyForward) else None))
         if isinstance(module, PolicyForward):
             register_fsdp_forward_method(module, "find_head")
 
@@ -79,16 +91,24 @@ class RankPeers:
         dist.broadcast(sent, 0, group=self._group)
         return sent
 
-    def _shard(self, module: nn.Module, compute: torch.dtype | None) -> None:
+    def _keep_whole(self, until_reduced: bool) -> None:
+        """Keep weights whole after each micro-batch, and gradients; or until those of the next one are reduced."""
+        for module in self._sharded:
+            module.set_reshard_after_forward(until_reduced and not torch.is_grad_enabled())
+            module.set_reshard_after_backward(until_reduced)
+            module.set_requires_gradient_sync(until_reduced)
+
+    def _shard(self, module: nn.Module, compute: torch.dtype | None) -> FSDPModule:
         self._place(module, compute)
         # inputs are in the right precision already, and tree masks are not to be cast
         policy = MixedPrecisionPolicy(param_dtype=compute, cast_forward_inputs=False)
         if compute is not None:
             policy = MixedPrecisionPolicy(compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        # parameters are looked up between calls, and must be the sharded ones then
+        # parameters are looked up between updates, and must be the sharded ones then
         sharded: FSDPModule = fully_shard(module, mesh=self.mesh, mp_policy=policy, reshard_after_forward=True)
         sharded.set_gradient_divide_factor(1.0)  # the weights of samples are those of the whole update
         sharded.set_force_sum_reduction_for_comms(True)
+        return sharded
 
     def _place(self, module: nn.Module, compute: torch.dtype | None) -> None:
         """Move what is not sharded yet to the device, with the values of rank 0; the others may have none."""
