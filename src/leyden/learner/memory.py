@@ -18,6 +18,8 @@ _MASTER, _GRADIENT, _MOMENTS = 4, 4, 8
 """Bytes of a trained parameter: all in float32."""
 _STAGED = 16
 """Bytes of an element of the largest parameter: pinned memory has gradients and weights of two buckets on their way."""
+_UNIT_BYTES = 2**28
+"""Of small layers that are gathered together: a call for each costs the host time, in which it starts no kernel."""
 _WHOLE_SHARE = 0.1
 """Of the memory of a device, for weights and gradients that it would otherwise have a share of."""
 
@@ -54,7 +56,7 @@ def memory_for_training(
         device = weights * (of_each + each * reference)
     if devices > 1:
         whole = weights * (each + _GRADIENT * (lora is None) + each * reference)
-        gathered = whole if keeps_whole(whole) else _gathered_size(model) * (each + _GRADIENT)
+        gathered = whole if keeps_whole(whole) else _gathered_size(model, each) * (each + _GRADIENT)
         device = -(-device // devices) + gathered
         host = weights * (each if lora is not None else _MASTER)  # rank 0 reads the model
     return TrainingMemory(int(device), int(host))
@@ -88,14 +90,29 @@ def _adapter_size(model: PreTrainedModel, lora: AdapterConfig) -> int:
     )
 
 
-def _gathered_size(model: PreTrainedModel) -> int:
-    """Return the parameters that a device has whole at once: those beside the layers, a layer and the next."""
-    layers = [
-        sum(parameter.numel() for parameter in layer.parameters())
-        for layer in model.modules()
-        if isinstance(layer, GradientCheckpointingLayer)
-    ]
-    return int(model.num_parameters()) - sum(layers) + sum(sorted(layers)[-2:])
+def gathered_units(model: nn.Module, each: int) -> list[list[nn.Module]]:
+    """Return the layers of a model in the units that several devices gather together; `each` weight has such bytes."""
+    units: list[list[nn.Module]] = []
+    room = 0
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            size = _size(layer) * each
+            if size > room:
+                units.append([])
+                room = _UNIT_BYTES
+            units[-1].append(layer)
+            room -= size
+    return units
+
+
+def _gathered_size(model: PreTrainedModel, each: int) -> int:
+    """Return the parameters that a device has whole at once: those beside the layers, a unit and the next."""
+    units = [sum(map(_size, unit)) for unit in gathered_units(model, each)]
+    return _size(model) - sum(units) + sum(sorted(units)[-2:])
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def check_memory(

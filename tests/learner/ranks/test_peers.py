@@ -13,6 +13,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.tensor import DTensor
 
 from leyden.config import TrainingConfig
+from leyden.learner import memory
 from leyden.learner.peers import ALONE, Peers
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import OldLogprobs
@@ -55,6 +56,7 @@ def train_as(rank: int, meeting: Path, keeps_whole: bool) -> tuple[list[float], 
     torch.set_num_threads(1)
     gather = "foreach_all_gather"
     with (
+        patch.object(memory, "_UNIT_BYTES", 0),  # every layer is one
         patch.object(peers, "keeps_whole", lambda size: keeps_whole),
         patch.object(_fsdp_param_group, gather, wraps=getattr(_fsdp_param_group, gather)) as gathered,
     ):

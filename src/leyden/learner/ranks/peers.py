@@ -16,10 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leyden.learner.forward import PolicyForward
-from leyden.learner.memory import keeps_whole, whole_size
+from leyden.learner.memory import gathered_units, keeps_whole, whole_size
 from leyden.learner.microbatch import MicroBatch
 from leyden.learner.ranks.messages import FILES_TIMEOUT_S, World
 
@@ -36,7 +35,7 @@ class RankPeers:
         self.world, self.device = world, device
         self.compute_dtype: torch.dtype | None = None
         """The precision of forward passes if it is not that of the parameters."""
-        self._sharded: list[FSDPModule] = []
+        self._units: list[FSDPModule] = []
         self._whole_size = 0
         """Bytes of all weights and gradients."""
         backend, timeout = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timedelta(seconds=world.timeout_s)
@@ -68,12 +67,12 @@ class RankPeers:
             yield microbatch
 
     def shard(self, module: nn.Module) -> None:
-        """Give a module the parameters of rank 0, and shard each of its layers, then what is beside them."""
-        self._whole_size += whole_size(module, self.compute_dtype)
-        for layer in module.modules():
-            if isinstance(layer, GradientCheckpointingLayer):
-                self._shard(layer, self.compute_dtype)
-        self._sharded.append(self._shard(module, self.compute_dtype if isinstance(module, PolicyForward) else None))
+        """Give a module the parameters of rank 0, and shard its layers, then what is beside them."""
+        compute = self.compute_dtype if isinstance(module, PolicyForward) else None
+        self._whole_size += whole_size(module, compute)
+        for unit in gathered_units(module, (compute or next(module.parameters()).dtype).itemsize):
+            self._shard(unit, compute)
+        self._shard([module], compute)
         if isinstance(module, PolicyForward):
             register_fsdp_forward_method(module, "find_head")
 
@@ -93,22 +92,24 @@ class RankPeers:
 
     def _keep_whole(self, until_reduced: bool) -> None:
         """Keep weights whole after each micro-batch, and gradients; or until those of the next one are reduced."""
-        for module in self._sharded:
-            module.set_reshard_after_forward(until_reduced and not torch.is_grad_enabled())
-            module.set_reshard_after_backward(until_reduced)
-            module.set_requires_gradient_sync(until_reduced)
+        for unit in self._units:
+            unit.set_reshard_after_forward(until_reduced and not torch.is_grad_enabled(), recurse=False)
+            unit.set_reshard_after_backward(until_reduced, recurse=False)
+            unit.set_requires_gradient_sync(until_reduced, recurse=False)
 
-    def _shard(self, module: nn.Module, compute: torch.dtype | None) -> FSDPModule:
-        self._place(module, compute)
+    def _shard(self, modules: list[nn.Module], compute: torch.dtype | None) -> None:
+        """Shard what is not sharded yet of some modules, as one unit."""
+        for module in modules:
+            self._place(module, compute)
         # inputs are in the right precision already, and tree masks are not to be cast
         policy = MixedPrecisionPolicy(param_dtype=compute, cast_forward_inputs=False)
         if compute is not None:
             policy = MixedPrecisionPolicy(compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
         # parameters are looked up between updates, and must be the sharded ones then
-        sharded: FSDPModule = fully_shard(module, mesh=self.mesh, mp_policy=policy, reshard_after_forward=True)
-        sharded.set_gradient_divide_factor(1.0)  # the weights of samples are those of the whole update
-        sharded.set_force_sum_reduction_for_comms(True)
-        return sharded
+        unit: FSDPModule = fully_shard(modules, mesh=self.mesh, mp_policy=policy, reshard_after_forward=True)[0]
+        unit.set_gradient_divide_factor(1.0)  # the weights of samples are those of the whole update
+        unit.set_force_sum_reduction_for_comms(True)
+        self._units.append(unit)
 
     def _place(self, module: nn.Module, compute: torch.dtype | None) -> None:
         """Move what is not sharded yet to the device, with the values of rank 0; the others may have none."""
