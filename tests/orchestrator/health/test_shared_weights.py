@@ -10,6 +10,7 @@ def test_a_role_that_shares_trained_weights_is_named_with_how_to_freeze_it() -> 
     message = shared_weights(episodes, ["writer"], "policy")
     assert message is not None
     assert message.startswith("critic shares the weights of writer") and "leyden serve --model" in message
+    assert shared_weights(episodes, ["writer", "rewriter"], "policy") == message  # the rewriter has another policy
     assert shared_weights(episodes, [], "policy") is None  # all roles are trained on
     assert shared_weights(episodes, ["writer", "critic"], "policy") is None
     assert shared_weights(episodes, ["writer"], "other") is None  # the critic's calls go elsewhere

@@ -11,12 +11,12 @@ def shared_weights(episodes: Sequence[Episode], trained: Sequence[str], policy: 
     roles = dict.fromkeys(
         episode.role(call) or "(none)" for episode in episodes for call in episode.calls if call.policy == policy
     )
-    others = [role for role in roles if role not in trained]
-    if not trained or not others:
+    others, own = [role for role in roles if role not in trained], [role for role in trained if role in roles]
+    if not own or not others:
         return None
     shares, uses, it = ("shares", "it uses", "it") if len(others) == 1 else ("share", "they use", "them")
     return (
-        f"{', '.join(others)} {shares} the weights of {', '.join(trained)}: not trained on, but changed with them. "
+        f"{', '.join(others)} {shares} the weights of {', '.join(own)}: not trained on, but changed with them. "
         f"To freeze {it}, route the model name that {uses} to an upstream, such as a frozen copy: "
         f"leyden serve --model MODEL ({page('gateway', 'Roles')})"
     )
