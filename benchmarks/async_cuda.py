@@ -104,12 +104,12 @@ def figures(folder: Path, samples: Path) -> dict[str, Any] | None:
     counted, spans = [line for _, line in pairs], [(before["time"], line["time"]) for before, line in pairs]
     step_s = fmean(end - begin for begin, end in spans)
     sampled = 0.0
-    curve = []
+    curve = {}
     for line in lines:
         sampled += line.get("tokens/sampled", 0.0)
         if "held_out/reward" in line:
-            seconds = line["time"] - evaluated[0]["time"]
-            curve.append([line["step"], round(seconds, 1), int(sampled), round(line["held_out/reward"], 4)])
+            seconds, reward = line["time"] - evaluated[0]["time"], line["held_out/reward"]
+            curve[line["step"]] = [line["step"], round(seconds, 1), int(sampled), round(reward, 4)]  # for all policies
     return {
         "rollouts_per_s": round(fmean(line["rollouts/requested"] for line in counted) / step_s, 2),
         "tokens_per_s": round(fmean(line["tokens/sampled"] for line in counted) / step_s, 1),
@@ -124,7 +124,7 @@ def figures(folder: Path, samples: Path) -> dict[str, Any] | None:
         "rollouts": sum(line["rollouts/requested"] for line in steps),
         "tokens": sampled,
         "reward": [round(line["reward/mean"], 3) for line in steps],
-        "held_out": curve,
+        "held_out": [*curve.values()],
     }
 
 

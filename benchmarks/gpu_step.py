@@ -178,8 +178,10 @@ def step_rows(lines: Iterable[Metrics]) -> list[Metrics]:
     """Return the metrics of each step. Several policies share its sampling; what each adds to it is added up."""
     rows: dict[int, Metrics] = {}
     for line in lines:
-        if line["step"] and (row := rows.setdefault(line["step"], line)) is not line:
+        if (row := rows.get(line["step"])) is not None:
             row |= {name: row.get(name, 0.0) + line.get(name, 0.0) for name in ADDED}
+        elif line["step"]:
+            rows[line["step"]] = dict(line)
     return list(rows.values())
 
 

@@ -29,11 +29,13 @@ def line(step: int, time: float, policy: str, sampled: float) -> dict[str, Any]:
 
 def test_a_step_of_several_policies_counts_once(benchmark: Any, tmp_path: Path) -> None:
     lines = [line(step, 10.0 * step + late, name, 30.0) for step in (1, 2, 3) for late, name in ((0, "a"), (1, "b"))]
+    for evaluated in lines[:2]:
+        evaluated["held_out/reward"] = 0.25
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     found = benchmark.figures(tmp_path, tmp_path / "none")
     assert (found["step_s"], found["rollouts_per_s"], found["tokens_per_s"]) == (10.0, 0.8, 6.0)
     assert (found["sampling_s"], found["training_s"], found["publishing_s"]) == (4.0, 2.0, 1.0)
-    assert found["rollouts"] == 24
+    assert (found["rollouts"], found["held_out"]) == (24, [[1, 1.0, 60, 0.25]])
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines[:4])))
     assert benchmark.figures(tmp_path, tmp_path / "none") is None
 
