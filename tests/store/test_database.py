@@ -112,6 +112,12 @@ def test_no_password_is_in_an_error(key: str) -> None:
     assert "secret" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("first", ["host=db.internal", "dbname = leyden"])
+def test_words_of_a_connection_are_no_name_of_a_file(first: str) -> None:
+    with pytest.raises(StoreUnusable, match=r"write postgresql://USER:PASSWORD@HOST/DATABASE$"):
+        Database(f"{first} password=hunter2")
+
+
 async def test_two_servers_cannot_write_to_one_file(tmp_path: Path) -> None:
     store = await Store(tmp_path / "leyden.db").start()
     with pytest.raises(StoreUnusable, match="in use"):

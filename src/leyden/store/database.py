@@ -5,6 +5,7 @@ another program's, of another schema) is refused before anything is written to i
 """
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from leyden.urls import password_keys
 _APPLICATION = 0x4C455944  # "LEYD", in the header of every SQLite store
 _CHECK_UP_TO = 256 * 2**20  # larger files are checked as they are read: a start takes seconds, not minutes
 _READERS = 4
+_CONNECTION_WORDS = re.compile(r"\s*(host|hostaddr|port|dbname|user|password|service)\s*=")
+"""How PostgreSQL's own tools name a database, too."""
 _CHECKPOINT_WAIT_MS = 100
 """How long a checkpoint that frees space waits for readers, while writers wait for it; a later one frees the rest."""
 
@@ -216,6 +219,8 @@ class Database:
 
 
 def _url(location: str | Path) -> URL:
+    if isinstance(location, str) and _CONNECTION_WORDS.match(location):  # which may have a password
+        raise StoreUnusable("the store has words such as host=...: write postgresql://USER:PASSWORD@HOST/DATABASE")
     if isinstance(location, Path) or "://" not in location:
         return URL.create("sqlite", database=str(location))
     try:
