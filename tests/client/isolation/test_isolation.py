@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -364,6 +365,11 @@ def test_keys_that_every_user_can_read_are_an_error_where_agents_are_other_users
 
 
 @needs_sandbox
+def test_the_modules_of_a_worker_are_not_found_in_place_of_a_users() -> None:
+    probe = "import sys; before = [*sys.path]; import leyden.client.isolation.sandbox; print(sys.path == before)"
+    assert subprocess.run([sys.executable, "-c", probe], capture_output=True, check=True).stdout == b"True\n"
+
+
 def test_a_sandbox_never_shows_the_home_folder() -> None:
     with pytest.raises(LoadError, match="move the agent into a folder of its own"):
         choose_mode(request("sandbox", base=str(Path.home())))

@@ -11,14 +11,16 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from pathlib import Path
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib is slow to import
+if __name__ == "__main__":  # without site-packages it finds the standard library only
+    sys.path.append(str(Path(__file__).parents[3]))
 
-import forwarding  # type: ignore[import-not-found]  # found through the line above
-import no_mounts  # type: ignore[import-not-found]  # likewise
+from leyden.client.isolation.forwarding import Forwarder, ForwardRoute
+from leyden.client.isolation.no_mounts import forbid_mounts
 
 
-def _listen(address: str, port: int, path: str) -> "forwarding.ForwardRoute":
+def _listen(address: str, port: int, path: str) -> ForwardRoute:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -29,18 +31,18 @@ def _listen(address: str, port: int, path: str) -> "forwarding.ForwardRoute":
             '(`workers.network = ["*"]`)'
         )
     listener.listen(1024)
-    return forwarding.ForwardRoute(listener, socket.AF_UNIX, path)
+    return ForwardRoute(listener, socket.AF_UNIX, path)
 
 
-def _forward(routes: "list[forwarding.ForwardRoute]") -> None:
+def _forward(routes: list[ForwardRoute]) -> None:
     """Forward until the sandbox ends. The descriptors of the program are closed: their other ends see it end."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     kept = {route.listener.fileno() for route in routes}
-    for fd in set(map(int, os.listdir("/proc/self/fd"))) - kept:  # noqa: PTH208 - pathlib is slow to import
+    for fd in {int(each.name) for each in Path("/proc/self/fd").iterdir()} - kept:
         with suppress(OSError):
             os.close(fd)
-    forwarding.Forwarder(routes).run()
+    Forwarder(routes).run()
 
 
 def main(options: str, command: list[str]) -> None:
@@ -52,7 +54,7 @@ def main(options: str, command: list[str]) -> None:
         os.setresgid(wanted["user"], wanted["user"], wanted["user"])
         os.setresuid(wanted["user"], wanted["user"], wanted["user"])
     try:
-        no_mounts.forbid_mounts()
+        forbid_mounts()
     except OSError as error:
         sys.exit(f"this kernel cannot forbid mounts, which a sandbox needs (seccomp): {error}")
     if routes and os.fork() == 0:
