@@ -84,6 +84,8 @@ class ScriptedStore:
         self.credits: dict[int, set[str]] = {}
         """By step, the groups whose calls it has credited or left out."""
         self.versions: list[int] = []
+        self.recorded: Callable[[Episode], Episode] = lambda episode: episode
+        """Makes what is recorded of a rollout from what the script says."""
 
     async def enqueue(self, run: str, spec: GroupSpec) -> Group:
         self._check(spec)
@@ -144,7 +146,7 @@ class ScriptedStore:
             calls = [*self._replayed(spec.origin), *calls]
         attempt = Attempt(f"{id}.1", run, id, 1, "w", None, 0.0, 9.0, 1.0, Outcome(ending))
         given = (Reward("final", reward),) if reward is not None else ()
-        return Episode(rollout, attempt, spec.task, tuple(calls), (), given)
+        return self.recorded(Episode(rollout, attempt, spec.task, tuple(calls), (), given))
 
     def _replayed(self, origin: Origin) -> list[Call]:
         attempts = (episode for group in self.sampled.values() for episode in group)

@@ -72,15 +72,13 @@ class RealPolicies(ScriptedRun):
     def __init__(self, folder: Path, policies: dict[str, Any]) -> None:
         training: dict[str, Any] = {"steps": 2, "updates_per_step": 2, "group_size": 3, "learning_rate": 0.01}
         super().__init__(folder, some_calls, policies=policies, training=training)
-        made = self.store._episode
 
-        def rewarded(run: str, spec: GroupSpec, index: int) -> Episode:
-            found = made(run, spec, index)
-            (total,), random = found.rewards, Random(f"rewards {spec.id}.{index}")
+        def rewarded(found: Episode) -> Episode:
+            (total,), random = found.rewards, Random(f"rewards {found.rollout.id}")
             step = Reward("s", random.random(), RewardKind.STEP, call=random.choice(found.calls).id)
             return replace(found, rewards=(total, Reward("w", random.random(), name="wrote"), step))
 
-        self.store._episode = rewarded  # type: ignore[method-assign]
+        self.store.recorded = rewarded
         self.policies = {name: self._policy(own) for name, own in policy_configs(self.config).items()}
         self.gradients: dict[str, list[torch.Tensor]] = {name: [] for name in policies}
 

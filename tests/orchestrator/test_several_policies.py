@@ -91,13 +91,12 @@ def test_a_reward_that_a_rescoring_replaced_counts_for_no_policy() -> None:
 async def test_each_policy_gets_the_advantages_of_its_own_reward(tmp_path: Path) -> None:
     policies = {"writer": {"roles": "writer", "rewards": ["wrote"]}, "checker": {"rewards": ["checked"]}}
     run = PoliciesRun(tmp_path, policies, training={"steps": 1, "tasks_per_step": 1})
-    made = run.store._episode
 
-    def named(run_name: str, spec: GroupSpec, index: int) -> Episode:
-        rewards = (Reward("w", float(index), name="wrote"), Reward("c", float(-index), name="checked"))
-        return replace(made(run_name, spec, index), rewards=rewards)
+    def named(found: Episode) -> Episode:
+        index = float(found.rollout.index)
+        return replace(found, rewards=(Reward("w", index, name="wrote"), Reward("c", -index, name="checked")))
 
-    run.store._episode = named  # type: ignore[method-assign]
+    run.store.recorded = named
     await run.train()
     assert run.updates("writer") == ["writer accumulate train-0.0.writer:-0.71 train-0.1.writer:+0.71"]
     assert run.updates("checker") == ["checker accumulate train-0.0.checker:+0.71 train-0.1.checker:-0.71"]
@@ -112,13 +111,12 @@ async def test_the_own_reward_of_a_step_is_of_the_rollouts_that_begin_with_their
         return None, calls[spec.origin.calls :] if spec.origin else calls, ending
 
     run = PoliciesRun(tmp_path, policies, rest, training=settings)
-    made = run.store._episode
 
-    def named(run_name: str, spec: GroupSpec, index: int) -> Episode:
-        given = (Reward("w", float(index == 0), name="wrote"), Reward("c", float(index == 0), name="checked"))
-        return replace(made(run_name, spec, index), rewards=given)
+    def named(found: Episode) -> Episode:
+        first = float(found.rollout.index == 0)
+        return replace(found, rewards=(Reward("w", first, name="wrote"), Reward("c", first, name="checked")))
 
-    run.store._episode = named  # type: ignore[method-assign]
+    run.store.recorded = named
     await run.train()
     assert any(report.branches.rollouts for report in run.observer.reports)
     for report in run.observer.reports:
@@ -135,13 +133,13 @@ async def test_rollouts_that_reward_or_ask_other_policies_alone_are_called_so(tm
     run = PoliciesRun(
         tmp_path, policies, checker_calls_once, training={"steps": 1, "tasks_per_step": 1, "min_group": 1}
     )
-    made = run.store._episode
 
-    def named(run_name: str, spec: GroupSpec, index: int) -> Episode:
+    def named(found: Episode) -> Episode:
+        index = found.rollout.index
         given = (Reward("w", float(index), name="wrote"), *([Reward("c", 1.0, name="checked")] if index else []))
-        return replace(made(run_name, spec, index), rewards=given)
+        return replace(found, rewards=given)
 
-    run.store._episode = named  # type: ignore[method-assign]
+    run.store.recorded = named
     await run.train()
     writer, checker = run.observer.reports
     assert (writer.own_rewards, checker.own_rewards) == ([0.0, 1.0], [1.0])
