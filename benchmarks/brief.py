@@ -77,7 +77,7 @@ def train_brief(folder: Path, *, steps: int, limit_s: float, pace_s: float, seed
     (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks[HELD_OUT:]))
     (folder / "held_out.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks[:HELD_OUT]))
     PacedEngine.pace_s = pace_s
-    leyden.local.engine.TorchEngine = PacedEngine  # type: ignore[misc] # what `running_engine` starts
+    leyden.local.engine.TorchEngine = PacedEngine  # what `running_engine` starts
     config = read_config(
         {
             "run": "brief",

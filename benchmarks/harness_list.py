@@ -117,7 +117,7 @@ def timed_out(harness: Harness, dialect: str) -> Harness:
     """Return a script of `harness_clients` whose client stops waiting for its second answer, and tries again."""
     environment = {"HARNESS_TIMEOUT_S": str(TIMEOUT_S)}
     about = {"name": f"{harness.name}, time-out", "dialects": (dialect,), "modes": (False,)}
-    return replace(harness, **about, fault="timeout", environment=environment)  # type: ignore[arg-type]  # fields by name
+    return replace(harness, **about, fault="timeout", environment=environment)
 
 
 def with_qwen3(harness: Harness) -> Harness:
@@ -132,7 +132,7 @@ def with_qwen3(harness: Harness) -> Harness:
 def python(name: str, package: str, script: str, *dialects: str, apart: bool = False, **more: object) -> Harness:
     """Return a script that runs in the main environment, or in that of the harnesses."""
     interpreter = str(HOME / "bin" / "python") if apart else sys.executable
-    return Harness(name, package, (interpreter, str(CLIENTS / script)), dialects, **more)  # type: ignore[arg-type]  # fields by name
+    return Harness(name, package, (interpreter, str(CLIENTS / script)), dialects, **more)
 
 
 def javascript(name: str, package: str, script: str, *dialects: str) -> Harness:

@@ -165,7 +165,7 @@ def extendable(made: list[Exchange]) -> dict[str, list[str]]:
     longest = {call: len(before) for call, _, before, _ in known}
     return {
         call: [p for p in parents if longest[p] == max(map(longest.get, parents))] for call, parents in found.items()
-    }  # type: ignore[type-var]
+    }
 
 
 def _continues(asked: list[Turn], before: list[Turn], said: Turn) -> bool:

@@ -157,7 +157,7 @@ def ignore_stop_tokens(engine: TorchEngine) -> None:
     def endless(request: EngineRequest) -> AsyncGenerator[TokenChunk, None]:
         return generate(replace(request, stop_ids=()))
 
-    engine.generate = endless  # type: ignore[method-assign]
+    engine.generate = endless
 
 
 async def measure_leyden(plan: dict[str, Any], tasks: Tasks, folder: Path) -> dict[str, Any]:

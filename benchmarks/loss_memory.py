@@ -75,7 +75,7 @@ def _resident() -> int:
 def apart(way: str, tokens: int) -> dict[str, float]:
     """Return a measurement in its own process."""
     command = [sys.executable, __file__, "--one", way, "--tokens", str(tokens)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])  # type: ignore[no-any-return]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
 def main() -> None:

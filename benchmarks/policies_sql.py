@@ -20,7 +20,7 @@ class NamedRoles(agent.Roles):
         return str(reply.content)
 
 
-agent.Roles = NamedRoles  # type: ignore[misc]
+agent.Roles = NamedRoles
 
 from spark_agent import graph  # noqa: E402  (it is built from the roles)
 

@@ -74,7 +74,7 @@ class Leyden:
         (lease,) = await self._post(session, f"{base}/api/lease", LeaseRequest(worker, wait=60))
         attempt, key = lease["attempt"]["id"], lease["key"]
         for turn in range(3):
-            call = Call(f"c{turn}", **self._tokens)  # type: ignore[arg-type]
+            call = Call(f"c{turn}", **self._tokens)
             await self._post(session, f"{run}/attempts/{attempt}/calls", [call])
         await self._export(session, base, key)
         await self._post(session, f"{run}/attempts/{attempt}/rewards", [Reward("reward", 1.0)])

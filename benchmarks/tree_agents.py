@@ -54,7 +54,7 @@ def ten_turns(task: dict[str, Any]) -> float:
     )
     messages: list[Any] = [{"role": "system", "content": system}, {"role": "user", "content": task["question"]}]
     for turn in range(10):
-        answer = client.chat.completions.create(model="any", messages=messages, tools=[_LOOK_UP], max_tokens=48)  # type: ignore[list-item]
+        answer = client.chat.completions.create(model="any", messages=messages, tools=[_LOOK_UP], max_tokens=48)
         reply = answer.choices[0].message
         messages.append(reply.model_dump(exclude_none=True))
         found = _passage(f"{task['question']} {reply.content} {turn}", turn)

@@ -23,5 +23,5 @@ def _work(writer: Writer) -> None:
 
 
 if __name__ == "__main__":
-    Writer._work = _work  # type: ignore[method-assign]
+    Writer._work = _work
     sys.exit(main())

@@ -62,7 +62,7 @@ class ModelServer:
     ) -> str:
         """Start an attempt in a new run; returns its key."""
         store = self.service.store
-        await store.create_run(RunSpec(f"run-{name}", RunSettings(**settings)))  # type: ignore[arg-type]
+        await store.create_run(RunSpec(f"run-{name}", RunSettings(**settings)))
         await store.enqueue(f"run-{name}", GroupSpec(group or name, Task("t", {}), purpose=purpose, step=step))
         self.run = f"run-{name}"
         return await self.next_attempt()

@@ -75,7 +75,7 @@ class PoliciesRun(ScriptedRun):
             self.credited[credits.policy, credits.step] = credits
             await record(run, credits)
 
-        self.store.record_credits = record_credits  # type: ignore[method-assign]
+        self.store.record_credits = record_credits
 
     async def train(self) -> dict[str, TrainerState]:
         """Train from the last step of which every policy has a checkpoint."""

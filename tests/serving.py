@@ -57,7 +57,7 @@ class ServerProcess:
 
     def key(self, kind: KeyKind, ttl_s: float = 3600.0, **scope: str) -> str:
         """A key made with the server's own secret."""
-        return Keyring.from_file(self.home / "secret", time.time).create(kind, ttl_s, **scope)[0]  # type: ignore[arg-type]
+        return Keyring.from_file(self.home / "secret", time.time).create(kind, ttl_s, **scope)[0]
 
     def key_file(self, kind: KeyKind, ttl_s: float = 3600.0, **scope: str) -> Path:
         """A file with such a key."""

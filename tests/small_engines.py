@@ -52,7 +52,7 @@ def prompt(seed: int, length: int) -> tuple[int, ...]:
 def make_request(
     ids: tuple[int, ...], tokens: int = 20, session: str = "s", stop: tuple[int, ...] = (), **sampling: float
 ) -> EngineRequest:
-    return EngineRequest(ids, Sampling(**{"seed": 1, **sampling}), stop, tokens, session)  # type: ignore[arg-type]
+    return EngineRequest(ids, Sampling(**{"seed": 1, **sampling}), stop, tokens, session)
 
 
 class NoWeights:

@@ -11,7 +11,7 @@ from leyden.records import Attempt, Call, Origin, Purpose, Reward, Rollout, Stat
 
 def call(name: str, tokens: int = 3, **fields: object) -> Call:
     ids = tuple(range(tokens))
-    return Call(id=name, prompt_ids=(9, 9), completion_ids=ids, logprobs=(-1.0,) * tokens, **fields)  # type: ignore[arg-type]
+    return Call(id=name, prompt_ids=(9, 9), completion_ids=ids, logprobs=(-1.0,) * tokens, **fields)
 
 
 def episode(

@@ -46,7 +46,7 @@ def small_policy(
         initializer_range=0.2,
     )
     model = LlamaForCausalLM(config).eval().to(dtype)
-    config = TrainingConfig(**{"learning_rate": 1e-2, **training})  # type: ignore[arg-type]
+    config = TrainingConfig(**{"learning_rate": 1e-2, **training})
     return Policy(model, config, critic, reference)
 
 
@@ -71,7 +71,7 @@ def prepare_updates(
 ) -> list[Update]:
     """Prepare updates as a run does, with the learner in this process."""
     training = replace(config.training, updates_per_step=number, epochs=epochs)
-    trained = TrainedPolicy(policy, objective_of(config), checkpoints=None)  # type: ignore[arg-type]  # none is saved
+    trained = TrainedPolicy(policy, objective_of(config), checkpoints=None)
     with LocalLearner({config.policy: trained}) as learner:
         builder = UpdateBuilder(learner, config.policy, algorithm_of(config), training, Publications(0, [0]))
         return asyncio.run(builder.prepare(groups, accounting))

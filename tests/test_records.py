@@ -30,7 +30,7 @@ def episode(*calls: Call, rewards: tuple[Reward, ...] = (), ending: Ending | Non
 
 
 def sampled(id: str, prompt: tuple[int, ...], completion: tuple[int, ...], **more: object) -> Call:
-    return Call(id, prompt_ids=prompt, completion_ids=completion, logprobs=(-0.5,) * len(completion), **more)  # type: ignore[arg-type]
+    return Call(id, prompt_ids=prompt, completion_ids=completion, logprobs=(-0.5,) * len(completion), **more)
 
 
 def test_a_conversation_is_a_chain_of_differences() -> None:
@@ -156,7 +156,7 @@ def test_an_attempt_that_is_still_alive_has_no_value() -> None:
 )
 def test_a_call_cannot_hold_nonsense(fields: dict[str, object], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        Call("x", **fields)  # type: ignore[arg-type]
+        Call("x", **fields)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_call_cannot_hold_nonsense(fields: dict[str, object], complaint: str) 
 )
 def test_a_reward_cannot_hold_nonsense(fields: dict[str, object], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        Reward("x", **fields)  # type: ignore[arg-type]
+        Reward("x", **fields)
 
 
 @pytest.mark.parametrize("bad", ["", " a", "a\n", "a/b", "../x", "é", "a" * 161])

@@ -94,7 +94,7 @@ class WorkerHarness:
         """Run a worker process; on exit, kill it and check that none of its processes is left."""
         fields = {"server": self.server.url, "run": "r", "agent": agent, "base": str(AGENTS), "grace_s": 0.0, **options}
         scope = {} if kind is KeyKind.ADMIN else {"run": "r"}
-        key = self.server.service.keyring.create(kind, MAX_KEY_TTL_S, **scope)[0]  # type: ignore[arg-type]
+        key = self.server.service.keyring.create(kind, MAX_KEY_TTL_S, **scope)[0]
         worker = WorkerProcess(WorkerOptions(**in_sections(**fields)), key)
         try:
             yield worker

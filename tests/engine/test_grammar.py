@@ -49,7 +49,7 @@ def allowed(matcher: GrammarMatcher) -> set[int]:
 
 def make_request(grammar: str | None, seed: int = 0, tokens: int = 60, **sampling: float) -> EngineRequest:
     prompt = TOKENIZER.encode("<|im_start|>user\nIs it so?<|im_end|>\n<|im_start|>assistant\n")
-    settings = Sampling(seed=seed, **sampling)  # type: ignore[arg-type]
+    settings = Sampling(seed=seed, **sampling)
     return EngineRequest(tuple(prompt), settings, STOPS, tokens, f"s{seed}", grammar=grammar)
 
 

@@ -84,7 +84,7 @@ async def test_an_unexpected_error_of_the_engine_fails_the_request(connection: C
         raise ZeroDivisionError("a bug")
         yield
 
-    connection.engine.generate = broken  # type: ignore[method-assign]
+    connection.engine.generate = broken
     with pytest.raises(EngineError, match="a bug"):
         await all_of(connection.remote, make_request(1))
 
@@ -94,7 +94,7 @@ async def test_a_request_learns_that_the_engine_ended_in_a_process_that_goes_on(
         raise EngineLost("the engine has ended")
         yield
 
-    connection.engine.generate = ended  # type: ignore[method-assign]
+    connection.engine.generate = ended
     with pytest.raises(EngineLost, match="the engine has ended"):
         await all_of(connection.remote, make_request(1))
 

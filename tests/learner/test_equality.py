@@ -145,7 +145,7 @@ def both_ways(
         ("tree", 64, True),
     ):
         torch.manual_seed(0)
-        policy = Policy(model, TrainingConfig(layout=layout, batch_tokens=most, **config), critic, reference=True)  # type: ignore[arg-type]
+        policy = Policy(model, TrainingConfig(layout=layout, batch_tokens=most, **config), critic, reference=True)
         policy._cost = replace(policy._cost, tree_token=1e9 if as_lines else 0.0)  # which of the two is never in doubt
         assert policy.no_trees_reason is None
         for parameter in policy.extra_parameters.values():  # some begin at zero, and would hide what comes before them
@@ -224,7 +224,7 @@ def test_the_critics_values_are_those_of_one_sequence_per_call(samples: list[Sam
     found = []
     for layout in "rows", "tree":
         torch.manual_seed(0)
-        policy = Policy(small("llama"), TrainingConfig(layout=layout), critic=True)  # type: ignore[arg-type]
+        policy = Policy(small("llama"), TrainingConfig(layout=layout), critic=True)
         assert policy.critic is not None
         torch.nn.init.normal_(policy.critic.outer.weight)
         found.append(policy.evaluate(samples).values)
@@ -233,7 +233,7 @@ def test_the_critics_values_are_those_of_one_sequence_per_call(samples: list[Sam
 
 @pytest.mark.parametrize("layout", ["rows", "tree"])
 def test_what_a_grammar_chose_is_context(layout: str) -> None:
-    policy = Policy(small("llama"), TrainingConfig(layout=layout))  # type: ignore[arg-type]
+    policy = Policy(small("llama"), TrainingConfig(layout=layout))
     whole = {
         "call": "a",
         "rollout": 0,

@@ -64,7 +64,7 @@ def check(model: PreTrainedModel, policy: Policy) -> None:
     found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     model.zero_grad()
     loss = torch.stack([-(plain(model, sample) * sample.advantage * sample.weight).sum() for sample in samples]).sum()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     for name, each in model.named_parameters():
         assert each.grad is not None
         torch.testing.assert_close(found[name], each.grad, atol=1e-5, rtol=1e-3)

@@ -41,6 +41,6 @@ async def test_the_engines_logprobs_are_the_trainers() -> None:
     finally:
         engine.close()
     for layout in ("tree", "rows"):
-        policy = Policy(model, TrainingConfig(layout=layout))  # type: ignore[arg-type]
+        policy = Policy(model, TrainingConfig(layout=layout))
         for sample, found in zip(samples, policy.logprobs(samples), strict=True):
             torch.testing.assert_close(found, torch.tensor(sample.sampler_logprobs), atol=1e-4, rtol=0)

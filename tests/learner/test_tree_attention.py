@@ -46,8 +46,8 @@ def test_a_block_that_is_called_whole_is_whole_and_one_left_out_is_empty(window:
     whole = set[tuple[int, int]]()
     listed = set[tuple[int, int]]()
     for sample in range(number):
-        full, part = blocks.full_kv_num_blocks[0, 0, sample], blocks.kv_num_blocks[0, 0, sample]  # type: ignore[index]
-        whole |= {(sample, int(at)) for at in blocks.full_kv_indices[0, 0, sample, :full]}  # type: ignore[index]
+        full, part = blocks.full_kv_num_blocks[0, 0, sample], blocks.kv_num_blocks[0, 0, sample]
+        whole |= {(sample, int(at)) for at in blocks.full_kv_indices[0, 0, sample, :full]}
         listed |= {(sample, int(at)) for at in blocks.kv_indices[0, 0, sample, :part]}
     assert (whole or window == 40) and not whole & listed
     for sample in range(number):

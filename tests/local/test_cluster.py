@@ -62,7 +62,7 @@ class Reserved:
 
 async def test_ranks_are_not_looked_for_any_more_if_one_cannot_be_found(cluster: RayCluster) -> None:
     waiting = Reserved(found=True)
-    cluster._ranks = [waiting, Reserved(found=False)]  # type: ignore[list-item]
+    cluster._ranks = [waiting, Reserved(found=False)]
     with pytest.raises(ConfigError, match="does not see it"):
         await cluster.find()
     assert waiting.ended

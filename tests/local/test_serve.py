@@ -101,11 +101,9 @@ QUESTION = [{"role": "user", "content": "What is 2 plus 3?"}]
 
 def test_every_dialect_is_answered_with_any_key_on_this_machine(served: ServerProcess) -> None:
     client = openai.OpenAI(base_url=served.url + "/v1", api_key="anything")
-    chat = client.chat.completions.create(model="mine", messages=QUESTION, max_tokens=8, temperature=0)  # type: ignore[arg-type]
+    chat = client.chat.completions.create(model="mine", messages=QUESTION, max_tokens=8, temperature=0)
     assert chat.usage is not None and 0 < chat.usage.completion_tokens <= 8
-    streamed = client.chat.completions.create(  # type: ignore[call-overload]
-        model="mine", messages=QUESTION, max_tokens=8, temperature=0, stream=True
-    )
+    streamed = client.chat.completions.create(model="mine", messages=QUESTION, max_tokens=8, temperature=0, stream=True)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
     assert text == (chat.choices[0].message.content or "")  # greedy: the client's sampling is used
     first = client.responses.create(model="mine", input="Say 5.", max_output_tokens=8)
@@ -117,7 +115,7 @@ def test_every_dialect_is_answered_with_any_key_on_this_machine(served: ServerPr
         client.responses.retrieve(first.id)
     assert client.completions.create(model="mine", prompt="2 + 3 =", max_tokens=4).choices[0].text is not None
     claude = anthropic.Anthropic(base_url=served.url, api_key="anything")
-    message = claude.messages.create(model="mine", messages=QUESTION, max_tokens=8)  # type: ignore[arg-type]
+    message = claude.messages.create(model="mine", messages=QUESTION, max_tokens=8)
     assert 0 < message.usage.output_tokens <= 8
     assert [model.id for model in client.models.list()] == ["mine"]
 
@@ -150,7 +148,7 @@ def test_only_model_calls_need_no_key(served: ServerProcess) -> None:
 
 def test_its_engine_is_on_the_page_of_a_server_of_the_folder_and_in_top(served: ServerProcess) -> None:
     client = openai.OpenAI(base_url=served.url + "/v1", api_key="anything")
-    client.chat.completions.create(model="mine", messages=QUESTION, max_tokens=8)  # type: ignore[arg-type]
+    client.chat.completions.create(model="mine", messages=QUESTION, max_tokens=8)
 
     def seen(fleet: dict[str, Any]) -> bool:
         """The server writes it within a second."""

@@ -50,7 +50,7 @@ def in_parts(policy: Policy, config: Config, accounting: StepAccounting) -> Upda
 
     async def accumulate() -> UpdateMetrics | None:
         publications, algorithm = Publications(0, [0]), algorithm_of(config)
-        trained = TrainedPolicy(policy, objective_of(config), checkpoints=None)  # type: ignore[arg-type]  # none is saved
+        trained = TrainedPolicy(policy, objective_of(config), checkpoints=None)
         with LocalLearner({config.policy: trained}) as learner:
             builder = UpdateBuilder(learner, config.policy, algorithm, config.training, publications)
             early, all_groups = EarlyGradient(learner, config.policy, builder), groups()
@@ -121,7 +121,7 @@ class PartsLearner:
             self.scales.append(update.scale)
             return await accumulate(policy, update)
 
-        learner.accumulate_part, learner.accumulate = part, last  # type: ignore[attr-defined,method-assign]
+        learner.accumulate_part, learner.accumulate = part, last
 
 
 def rewarded(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:

@@ -157,7 +157,7 @@ async def test_a_stop_abandons_the_evaluation_before_the_first_step(tmp_path: Pa
         waiting.set()
         await asyncio.Event().wait()
 
-    run.store.enqueue = never  # type: ignore[assignment, method-assign]
+    run.store.enqueue = never
     training = asyncio.create_task(run.start())
     await waiting.wait()
     run.stop.set()
@@ -253,7 +253,7 @@ async def test_an_error_of_an_evaluation_beside_the_next_step_ends_the_run_at_on
             await asyncio.Event().wait()  # a step that collects for ever
         return await enqueue(name, spec)
 
-    run.store.enqueue = refuse  # type: ignore[method-assign]
+    run.store.enqueue = refuse
     with pytest.raises(TrainingError, match="no such task"):
         await asyncio.wait_for(run.start(), 30)
 
@@ -267,7 +267,7 @@ async def test_a_step_is_reported_and_saved_though_the_next_one_fails(tmp_path: 
             raise TrainingError("out of memory")
         return await accumulate(policy, update)
 
-    run.learner.accumulate = fail_in_step_two  # type: ignore[method-assign]
+    run.learner.accumulate = fail_in_step_two
     with pytest.raises(TrainingError, match="out of memory"):
         await run.start()
     assert [report.step for report in run.observer.reports] == [1] and "copy 1" in run.journal

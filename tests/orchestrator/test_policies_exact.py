@@ -100,7 +100,7 @@ class RealPolicies(ScriptedRun):
 
             async def save_nothing(policy: str, state: TrainerState | None = None) -> None: ...
 
-            learner.apply, learner.save, learner.finish_save = keep_gradient, save_nothing, save_nothing  # type: ignore[method-assign]
+            learner.apply, learner.save, learner.finish_save = keep_gradient, save_nothing, save_nothing
             store: Any = self.store
             parts = RunParts(store, backends, learner, (self.observer,))
             states = {name: TrainerState(policy=name) for name in names}

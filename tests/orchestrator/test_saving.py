@@ -74,7 +74,7 @@ async def test_a_checkpoint_that_cannot_be_written_ends_the_run_at_the_next_step
     async def refused(policy: str) -> None:
         raise PermissionError(13, "Permission denied")
 
-    run.learner.finish_save = refused  # type: ignore[method-assign]
+    run.learner.finish_save = refused
     with pytest.raises(PermissionError):
         await run.start()
     assert "report 5" in run.journal and "report 6" not in run.journal

@@ -148,7 +148,7 @@ async def test_rollouts_that_reward_or_ask_other_policies_alone_are_called_so(tm
     assert [one.excluded for one in run.credited["checker", 1].calls] == ["rewarded for other policies only"]
     console = Console(file=StringIO(), width=500)
     ConsoleReport(console, 1, several=True).step(checker, 0.0)
-    assert "no update: rewarded for other policies only" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "no update: rewarded for other policies only" in console.file.getvalue()
 
 
 async def test_a_kill_at_any_moment_leaves_policies_that_end_as_if_it_had_not_been(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_lora_is_held_against_the_weights_beside_it() -> None:
     frozen = policy.reference_logprobs(update.samples)
     for parameter in policy.trained.values():
         torch.nn.init.normal_(parameter)
-    policy.adapter.publish()  # type: ignore[union-attr]
+    policy.adapter.publish()
     moved = policy.logprobs(update.samples)
     assert not torch.allclose(moved[0], frozen[0])
     torch.testing.assert_close(policy.reference_logprobs(update.samples)[0], frozen[0])
@@ -254,7 +254,7 @@ def test_user_functions_are_loaded_like_agents(place: str, tmp_path: Path) -> No
     assert [(sample.advantage, sample.weight) for sample in update.samples] == [(1.0, 1.0)] * 5
     assert objective.loss.__name__ == "loss"
     assert objective.correction is not None and objective.correction.__name__ == "plain"
-    assert found.signals.rule is not None and found.signals.rule(None) == 0.5  # type: ignore[arg-type]
+    assert found.signals.rule is not None and found.signals.rule(None) == 0.5
 
 
 def test_settings_that_no_algorithm_reads_are_reported() -> None:

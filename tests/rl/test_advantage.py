@@ -36,7 +36,7 @@ def calls(update: Sequence[Sequence[Sequence[float]]], level: str = "rollout", *
     rollout = np.array([names[name] for _, _, name, _ in flat], dtype=np.int64)
     made = CallBatch(
         value=np.array([value for value, *_ in flat]),
-        weight=weights(rollout, level),  # type: ignore[arg-type]
+        weight=weights(rollout, level),
         group=np.array([group for _, group, _, _ in flat], dtype=np.int64),
         rollout=rollout,
         kind=np.zeros(len(flat), dtype=np.int64),
@@ -277,7 +277,7 @@ def test_the_order_of_calls_and_the_numbers_of_rollouts_mean_nothing(
     made = calls(update, level)
     made = replace(made, state=made.group)
     order = list(range(len(made.value)))
-    random.shuffle(order)  # type: ignore[attr-defined]
+    random.shuffle(order)
     fields = {name: field[order] for name in CallBatch.__struct_fields__ if (field := getattr(made, name)) is not None}
     moved = CallBatch(**fields)
     moved = replace(moved, group=7 - moved.group, rollout=100 - 3 * moved.rollout, state=-moved.state)

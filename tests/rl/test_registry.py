@@ -186,7 +186,7 @@ def added(tmp_path: Path) -> Iterator[None]:
 
 
 def configured(**algorithm: object) -> AlgorithmConfig:
-    return AlgorithmConfig(**algorithm)  # type: ignore[arg-type]  # the keys are those of a configuration
+    return AlgorithmConfig(**algorithm)
 
 
 @pytest.mark.usefixtures("added")

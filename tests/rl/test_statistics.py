@@ -28,7 +28,7 @@ def count(statistics: Statistics, calls: Sequence[tuple[int, Call]], loss: objec
     call = torch.tensor([number for number, *_ in flat], dtype=torch.int64)
     depth = torch.tensor([turn for _, turn, _ in flat], dtype=torch.int64)
     tokens = TokenBatch(table[:, 0], table[:, 1], 1.0 - 2.0 * (depth % 2), call)
-    _, metrics = loss(tokens, Hyperparameters())  # type: ignore[operator]
+    _, metrics = loss(tokens, Hyperparameters())
     statistics.add(tokens, table[:, 2], depth, metrics, -table[:, 0])
 
 

@@ -13,7 +13,7 @@ def saved(run: Path, policy: str, *steps: int, **state: object) -> None:
     for step in steps:
         folder = checkpoint_folder(run, policy) / f"step-{step}"
         folder.mkdir(parents=True)
-        found = TrainerState(step=step, policy=policy, **state)  # type: ignore[arg-type]
+        found = TrainerState(step=step, policy=policy, **state)
         (folder / STATE_FILE).write_bytes(msgspec.json.encode(found))
 
 

@@ -34,7 +34,7 @@ DONE = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("final", 1.0),))
 
 
 def advance(store: Store, seconds: float) -> None:
-    store.clock.now += seconds  # type: ignore[attr-defined]
+    store.clock.now += seconds
 
 
 async def queue(

@@ -6,7 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 import openai
 import pytest
 
@@ -41,12 +41,12 @@ def closes_over() -> object:
 
 def as_in_a_notebook(function: object) -> object:
     """Pickle by value, as functions of `__main__` are."""
-    function.__module__ = "__main__"  # type: ignore[attr-defined]
+    function.__module__ = "__main__"
     return function
 
 
 def test_a_client_is_created_anew_from_the_environment_of_the_other_process(tmp_path: Path) -> None:
-    path = Path(reference_to(as_in_a_notebook(asks), str(tmp_path)))  # type: ignore[arg-type]
+    path = Path(reference_to(as_in_a_notebook(asks), str(tmp_path)))
     assert b"of the notebook" not in path.read_bytes()
     code = f"import cloudpickle; print(cloudpickle.load(open({str(path)!r}, 'rb'))(None))"
     environment = {"OPENAI_BASE_URL": "http://gateway/v1", "OPENAI_API_KEY": "pool-key"}
@@ -61,7 +61,7 @@ def test_a_client_is_created_anew_from_the_environment_of_the_other_process(tmp_
 def test_what_cannot_be_carried_is_named_by_its_variable(function: object, named: str, tmp_path: Path) -> None:
     as_in_a_notebook(helper)
     with pytest.raises(LoadError, match="create it inside the function") as refused:
-        reference_to(as_in_a_notebook(function), str(tmp_path))  # type: ignore[arg-type]
+        reference_to(as_in_a_notebook(function), str(tmp_path))
     assert named in str(refused.value)
     assert refused.value.__cause__ is None
 
@@ -79,7 +79,7 @@ def test_a_cell_that_is_run_again_by_another_kernel_is_the_same_function() -> No
     def defined(code: str, file: str) -> str:
         names: dict[str, object] = {"__name__": "__main__"}
         exec(compile(code, file, "exec"), names)
-        return digest_callable(names["solve"])  # type: ignore[arg-type]
+        return digest_callable(names["solve"])
 
     first = defined(source, "/tmp/ipykernel_1/1.py")
     assert defined("# a comment\n\n" + source, "/tmp/ipykernel_2/2.py") == first

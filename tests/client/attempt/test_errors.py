@@ -114,7 +114,7 @@ async def _raised(agent: Callable[[], Any]) -> BaseException:
 
 def test_an_error_with_a_url_that_cannot_be_read_is_the_agents() -> None:
     error = RuntimeError("no such page")
-    error.request = SimpleNamespace(url="http://[no-address:99999999")  # type: ignore[attr-defined]
+    error.request = SimpleNamespace(url="http://[no-address:99999999")
     assert outcome_of_error(error, "http://127.0.0.1:8484").ending is Ending.AGENT_ERROR
 
 

@@ -157,7 +157,7 @@ async def test_an_end_and_the_reply_to_a_stop_do_not_wait_for_spans(tmp_path: Pa
     setup = replace(SETUP, agent="agent.py:solve", base=str(tmp_path), server=address)
     host = await HostProcess.start(AGENT_HOST, setup)
     ends: asyncio.Queue[CodeReturned] = asyncio.Queue()
-    listening = asyncio.create_task(host.listen(ends.put_nowait))  # type: ignore[arg-type]
+    listening = asyncio.create_task(host.listen(ends.put_nowait))
     try:
         async with asyncio.timeout(20):  # an export may take 30 s
             host._stream.send(start("a.1", "trace"))

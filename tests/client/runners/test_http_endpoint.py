@@ -44,10 +44,10 @@ class Service:
                 answer = web.StreamResponse(headers={"content-length": "100"})
                 await answer.prepare(request)
                 await answer.write(b"{")
-                request.transport.abort()  # type: ignore[union-attr]
+                request.transport.abort()
                 return answer
             case "crash":
-                request.transport.abort()  # type: ignore[union-attr]
+                request.transport.abort()
                 return web.Response()
             case "hang":
                 try:

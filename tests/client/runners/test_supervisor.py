@@ -144,7 +144,7 @@ async def never(lease: Lease, ran_s: float) -> float:
 
 async def test_an_attempt_has_returned_before_its_spans_are_exported_and_its_runner_stays_until_they_are() -> None:
     runner, active = TracedRunner(), active_attempt()
-    supervisor = RunnerSupervisor(runner, limits(60.0, 0.0, 60.0), never)  # type: ignore[arg-type]
+    supervisor = RunnerSupervisor(runner, limits(60.0, 0.0, 60.0), never)
     supervising = asyncio.create_task(supervisor.run())
     running = asyncio.create_task(supervisor.run_attempt(active, {}))
     async with asyncio.timeout(20):
@@ -183,7 +183,7 @@ async def test_a_timeout_is_excused_once_and_only_where_the_loop_was_blocked_for
     async def time_out(lease: Lease, ran_s: float) -> float:
         return 0.0
 
-    supervisor = RunnerSupervisor(BlockedRunner(blocked_s), limits(0.1, 1.0, 1.0), time_out)  # type: ignore[arg-type]
+    supervisor = RunnerSupervisor(BlockedRunner(blocked_s), limits(0.1, 1.0, 1.0), time_out)
     end = await supervisor.run_attempt(active_attempt(), {})
     assert end and (end.outcome.ending, end.retry, end.output) == (ends, retry, "printed")
     assert supervisor.retired.is_set() is (ends is Ending.LOST)

@@ -32,7 +32,7 @@ class Client:
 
 async def test_the_shortest_lease_sets_the_pace_and_an_attempt_that_the_server_ended_is_resolved() -> None:
     client = Client(ended="g.0.2")
-    heartbeat = Heartbeat(client, "w")  # type: ignore[arg-type]
+    heartbeat = Heartbeat(client, "w")
     running = asyncio.create_task(heartbeat.run())
     slow, quick = leased(1, lease_s=600.0), leased(2, lease_s=0.03)
     heartbeat.track(slow)
@@ -49,7 +49,7 @@ async def test_the_shortest_lease_sets_the_pace_and_an_attempt_that_the_server_e
 
 async def test_attempts_with_a_shorter_lease_that_come_and_go_do_not_delay_the_next_heartbeat() -> None:
     client = Client(ended="")
-    heartbeat = Heartbeat(client, "w")  # type: ignore[arg-type]
+    heartbeat = Heartbeat(client, "w")
     running = asyncio.create_task(heartbeat.run())
     heartbeat.track(leased(1, lease_s=0.3))
     short = leased(2, lease_s=0.2)
@@ -64,7 +64,7 @@ async def test_attempts_with_a_shorter_lease_that_come_and_go_do_not_delay_the_n
 
 
 async def test_a_cancellation_that_comes_together_with_a_new_attempt_is_not_lost() -> None:
-    heartbeat = Heartbeat(Client(ended=""), "w")  # type: ignore[arg-type]
+    heartbeat = Heartbeat(Client(ended=""), "w")
     heartbeat.track(leased(1, lease_s=600.0))
     running = asyncio.create_task(heartbeat.run())
     await asyncio.sleep(0.01)  # it waits for the next heartbeat
@@ -78,5 +78,5 @@ async def test_a_cancellation_that_comes_together_with_a_new_attempt_is_not_lost
 async def test_the_first_to_resolve_an_attempt_decides_how_it_ended() -> None:
     active = leased(1, lease_s=60.0)
     active.resolve(None)
-    active.resolve(pytest.fail)  # type: ignore[arg-type]
+    active.resolve(pytest.fail)
     assert await active.end is None

@@ -107,7 +107,7 @@ class Driver:
 
 def raylet(node: Any) -> subprocess.Popen[bytes]:
     """The process that is Ray on a node."""
-    return node.all_processes["raylet"][0].process  # type: ignore[no-any-return]
+    return node.all_processes["raylet"][0].process
 
 
 def _is_worker(process: psutil.Process) -> bool:

@@ -20,7 +20,7 @@ async def test_a_free_retry_stays_free_where_a_step_reward_is_refused(harness: W
     (lease,) = await harness.remote.lease(LeaseRequest("w", run="r"))
     reward = Reward("step", 1.0, kind=RewardKind.STEP, call="no-such-call")
     end = FinishRequest(Outcome(Ending.LOST, "another attempt hung"), retry=Retry.FREE)
-    await Reporter(harness.remote, None, ServiceRegistry({})).report(lease, end, [reward])  # type: ignore[arg-type]
+    await Reporter(harness.remote, None, ServiceRegistry({})).report(lease, end, [reward])
     detail = await harness.remote.get_rollout("r", lease.attempt.rollout)
     assert detail.rollout.state is State.QUEUED
     assert detail.attempts[0].outcome == end.outcome
@@ -33,7 +33,7 @@ async def test_the_parts_of_a_reward_are_recorded_with_their_weights(harness: Wo
     weighted = IsolationOptions(rollout=RolloutConfig(reward_weights={"format": 0.1}))
     setup = HostSetup("agent.py:act", ".", (), "", "", 1, has_reward_function=False, isolation=weighted)
     end = end_of_attempt(Result(2, {"correct": 1.0, "format": 0.5}), setup)
-    await Reporter(harness.remote, None, ServiceRegistry({})).report(lease, end)  # type: ignore[arg-type]
+    await Reporter(harness.remote, None, ServiceRegistry({})).report(lease, end)
     episode = await harness.remote.get_episode("r", lease.attempt.id)
     assert episode.reward_parts == {"correct": 1.0, "format": 0.5}
     assert (await harness.remote.get_rollout("r", lease.attempt.rollout)).rollout.state is State.FINISHED

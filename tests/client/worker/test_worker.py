@@ -263,7 +263,7 @@ async def test_what_cannot_be_loaded_is_one_line_before_any_work(harness: Worker
     with harness.worker("moody.py:no_parameters") as worker:
         assert await asyncio.to_thread(worker.process.wait, 60) == 2
     assert (await harness.remote.get_rollout("r", "g.0")).attempts == ()
-    error = capfd.readouterr().err  # type: ignore[attr-defined]
+    error = capfd.readouterr().err
     assert error == (
         "leyden worker: the agent 'moody.py:no_parameters' has no parameter for the task: write def agent(task)\n"
     )

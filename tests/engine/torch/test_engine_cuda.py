@@ -33,7 +33,7 @@ TOLERANCE = 0.1
 @pytest.fixture
 def model() -> PreTrainedModel:
     loaded = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    return loaded.cuda().eval()  # type: ignore[no-any-return]
+    return loaded.cuda().eval()
 
 
 def prompt(seed: int, length: int) -> tuple[int, ...]:

@@ -104,8 +104,8 @@ async def test_all_are_of_one_version_when_an_update_comes_in_the_middle_of_the_
             submitted.wait()
         return forward(segments, sampled)
 
-    compute.refresh = forward.refresh  # type: ignore[attr-defined]
-    compute.shares_parameters = True  # type: ignore[attr-defined]
+    compute.refresh = forward.refresh
+    compute.shares_parameters = True
     monkeypatch.setattr(engine._batch, "forward", compute)
     ids = prompt(0, 60)
     answer: Answer = await complete(engine, of_prompt(ids, 3))

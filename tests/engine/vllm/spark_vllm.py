@@ -34,7 +34,7 @@ OPTIONS = VllmOptions(
 def request(prompt: Iterable[int], max_tokens: int = 24, *, stop: int = NEVER, **more: object) -> EngineRequest:
     sampling = more.pop("sampling", Sampling())
     assert isinstance(sampling, Sampling)
-    return EngineRequest(tuple(prompt), sampling, (stop,), max_tokens, "session", **more)  # type: ignore[arg-type]
+    return EngineRequest(tuple(prompt), sampling, (stop,), max_tokens, "session", **more)
 
 
 async def collect(engine: Engine, request: EngineRequest) -> list[TokenChunk]:
@@ -71,7 +71,7 @@ def prompt(seed: int, length: int = 100) -> list[int]:
 
 
 def spark() -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(SPARK, dtype=torch.float32)  # type: ignore[no-any-return]
+    return AutoModelForCausalLM.from_pretrained(SPARK, dtype=torch.float32)
 
 
 def changed(seed: int) -> PreTrainedModel:

@@ -161,7 +161,7 @@ async def _never(self: object) -> bool:
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_restarted_server_gets_the_latest_adapter_of_every_policy(backend: AdapterBackend) -> None:
     await backend.publish(AdapterUpdate(trained(8)), 8)
-    found = psutil.Process(backend._server._server.pid).children(recursive=True)  # type: ignore[union-attr]
+    found = psutil.Process(backend._server._server.pid).children(recursive=True)
     os.kill(next(process.pid for process in found if process.name() != guardian.NAME), signal.SIGKILL)
     assert await backend._server._server.recovered()
     checker = AdapterBackend(backend._server, "checker").address

@@ -64,7 +64,7 @@ class Noise:
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
     loaded = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)
-    return loaded.cuda().eval()  # type: ignore[no-any-return]
+    return loaded.cuda().eval()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

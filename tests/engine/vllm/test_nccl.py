@@ -56,7 +56,7 @@ async def test_tensors_are_broadcast_while_vllm_receives_them(
 ) -> None:
     transfer = NcclTransfer()
     for version in (1, 2):
-        sent = await transfer.send(None, WEIGHTS.items, version)  # type: ignore[arg-type]
+        sent = await transfer.send(None, WEIGHTS.items, version)
         assert sent == ({name: checksum(tensor) for name, tensor in WEIGHTS.items()}, 32)
     update = ["/start_weight_update", "/update_weights", "/finish_weight_update"]
     assert [path for path, _ in calls] == ["/init_weight_transfer_engine", *update, *update]
@@ -72,6 +72,6 @@ async def test_a_broadcast_that_hangs_is_an_error(
     monkeypatch.setattr(nccl, "_LIMIT_S", 0.05)
     group.open.clear()
     with pytest.raises(EngineError, match="NCCL did not transfer the weights of version 7"):
-        await NcclTransfer().send(None, WEIGHTS.items, 7)  # type: ignore[arg-type]
+        await NcclTransfer().send(None, WEIGHTS.items, 7)
     group.open.set()
     await asyncio.sleep(0)

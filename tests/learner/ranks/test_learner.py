@@ -45,7 +45,7 @@ LORA = AdapterConfig(rank=2, alpha=4, modules=("query_key_value", "dense"))
 
 
 def config_of(algorithm: AlgorithmConfig | None = None, **training: object) -> Config:
-    numbers = TrainingConfig(learning_rate=1e-2, steps=9, **training)  # type: ignore[arg-type]
+    numbers = TrainingConfig(learning_rate=1e-2, steps=9, **training)
     return Config(run="r", agent="a", tasks="t", training=numbers, algorithm=algorithm or AlgorithmConfig())
 
 

@@ -178,7 +178,7 @@ def test_global_normalisation_is_by_a_key_of_the_tasks() -> None:
 
     def looking(calls: object, hyperparameters: object) -> object:
         seen.append(calls)
-        return calls.value  # type: ignore[attr-defined]
+        return calls.value
 
     episodes = [
         replace(episode(number, 1.0, [call("abcd"[number])]), task=Task("t", {"source": source}))
@@ -286,9 +286,7 @@ def test_calls_are_not_pushed_up_or_down_for_their_position() -> None:
 
     def mean_advantages(compare: Literal["group", "turn"]) -> tuple[float, float]:
         found = valued(groups, replace(rules, compare=compare))
-        return tuple(  # type: ignore[return-value]
-            fmean(one.advantage for one in found if one.call.endswith(kind)) for kind in ("draft", "final")
-        )
+        return tuple(fmean(one.advantage for one in found if one.call.endswith(kind)) for kind in ("draft", "final"))
 
     draft, final = mean_advantages("group")
     assert draft > 0.8 and final < -0.8

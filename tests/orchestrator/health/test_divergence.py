@@ -19,7 +19,7 @@ def groups(rollouts: int = 3) -> list[list[SelectedRollout]]:
 
 
 def learner_of(policy: Policy) -> LocalLearner:
-    return LocalLearner({"mine": TrainedPolicy(policy, OBJECTIVE, checkpoints=None)})  # type: ignore[arg-type]
+    return LocalLearner({"mine": TrainedPolicy(policy, OBJECTIVE, checkpoints=None)})
 
 
 def divergence_of(policy: Policy, path: Path, last_step: int = 99) -> Divergence:

@@ -157,5 +157,5 @@ def test_several_policies_are_refused() -> None:
     document = {"run": "r", "agent": "a", "tasks": "t", "algorithm": {"credit": "sampled"}, "policies": policies}
     with pytest.raises(ConfigError, match="continues the rollouts of one policy"):
         read_config(document)
-    policies["other"]["trained"] = False  # type: ignore[assignment]
+    policies["other"]["trained"] = False
     read_config(document)

@@ -62,7 +62,7 @@ class Conversation:
         attributes = {"openinference.span.kind": "TOOL", "tool.name": name, **fields.pop("attributes", {})}
         own = {"trace_id": "0" * 32, "span_id": id * 16, "parent_id": None, "name": name, "kind": "internal"}
         self.spans.append(
-            Span(**{**own, **fields}, start_ns=at, end_ns=at + length, status=status, attributes=attributes)  # type: ignore[arg-type]
+            Span(**{**own, **fields}, start_ns=at, end_ns=at + length, status=status, attributes=attributes)
         )
         return self
 

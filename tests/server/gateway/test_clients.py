@@ -130,8 +130,8 @@ async def test_openai_agents(server: ModelServer, stream: bool, api: str) -> Non
 
 async def ask_autogen(url: str, key: str, stream: bool, system: str, questions: list[str]) -> list[str]:
     """AutoGen's assistant, which keeps its own context. (This source is run where AutoGen is installed.)"""
-    from autogen_agentchat.agents import AssistantAgent  # type: ignore[import-not-found]
-    from autogen_ext.models.openai import OpenAIChatCompletionClient  # type: ignore[import-not-found]
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
 
     def add(a: int, b: int) -> int:
         """Add two numbers."""
@@ -156,7 +156,7 @@ async def ask_autogen(url: str, key: str, stream: bool, system: str, questions: 
 
 async def ask_litellm(url: str, key: str, stream: bool, system: str, questions: list[str]) -> list[str]:
     """A loop over litellm's two functions, one for each question. (See above.)"""
-    import litellm  # type: ignore[import-not-found]
+    import litellm
 
     number = {"type": "number"}
     parameters = {"type": "object", "properties": {"a": number, "b": number}}

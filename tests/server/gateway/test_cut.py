@@ -54,7 +54,7 @@ async def started(server: ModelServer, tokens: int = 1) -> None:
             len(parser.ids) >= tokens
             for attempt in generations.values()
             for call in attempt._in_flight
-            for parser in call._parsers  # type: ignore[attr-defined]
+            for parser in call._parsers
         )
     )
 

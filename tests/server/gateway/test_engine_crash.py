@@ -115,7 +115,7 @@ async def test_a_call_that_lost_the_engine_late_does_not_hide_the_next_crash(tmp
         server.say = Failing(LOST, LOST)
         with pytest.raises(openai.InternalServerError):
             await ask(client)
-        calls = server.service.gateway._attempts[server.attempt]  # type: ignore[union-attr]
+        calls = server.service.gateway._attempts[server.attempt]
         calls.lose_engine("the engine failed: the connection is lost", started=0.0)  # it was in flight, too
         with pytest.raises(openai.InternalServerError):
             await ask(client)
@@ -154,7 +154,7 @@ async def test_an_answer_to_a_call_that_had_begun_before_says_nothing_of_a_failu
         server.say = Failing(LOST)
         monkeypatch.setattr(server.engine, "generate", generate_later)
         earlier = asyncio.create_task(ask(client))
-        model = server.service.gateway.models["spark"]  # type: ignore[union-attr]
+        model = server.service.gateway.models["spark"]
         await eventually(lambda: model.scheduler.running == 1)
         monkeypatch.setattr(server.engine, "generate", generate)
         with pytest.raises(openai.InternalServerError):
@@ -166,7 +166,7 @@ async def test_an_answer_to_a_call_that_had_begun_before_says_nothing_of_a_failu
 
 async def test_a_queue_that_is_full_is_not_the_agents_fault(tmp_path: Path) -> None:
     async with attempt(tmp_path) as (server, client):
-        scheduler = server.service.gateway.models["spark"].scheduler  # type: ignore[union-attr]
+        scheduler = server.service.gateway.models["spark"].scheduler
         scheduler._max_waiting = 0
         scheduler.hold()
         with pytest.raises(openai.RateLimitError):
@@ -203,7 +203,7 @@ async def test_an_agent_cannot_make_its_own_failure_an_engine_error(tmp_path: Pa
             await client.chat.completions.create(model="m", messages=MESSAGES, temperature=-1)
         async with await client.chat.completions.create(model="m", messages=MESSAGES, stream=True) as stream:
             await anext(aiter(stream))  # and it disconnects
-        await eventually(lambda: server.service.gateway.recorder.counts.total() == 1)  # type: ignore[union-attr]
+        await eventually(lambda: server.service.gateway.recorder.counts.total() == 1)
         assert [call.status for call in (await server.episode()).calls] == [CallStatus.ABANDONED]
         with pytest.raises(openai.PermissionDeniedError, match="max_calls"):
             await ask(client)

@@ -231,7 +231,7 @@ async def test_custom_tools_of_chat_take_and_give_text(server: ModelServer, clie
     if stream:
         parts = [part async for part in await clients.openai.chat.completions.create(**CHAT | asked, stream=True)]
         deltas = [given.to_dict() for part in parts for one in part.choices for given in one.delta.tool_calls or ()]
-        id, text = deltas[0]["id"], "".join(str(given["custom"]["input"]) for given in deltas)  # type: ignore[index]
+        id, text = deltas[0]["id"], "".join(str(given["custom"]["input"]) for given in deltas)
         assert parts[-1].choices[0].finish_reason == "tool_calls"
     else:
         (made,) = (await clients.ask("chat", **asked)).tool_calls
@@ -261,7 +261,7 @@ async def test_functions_are_the_older_form_of_tools(server: ModelServer, client
     else:
         (choice,) = (await clients.openai.chat.completions.create(**asked)).choices
         assert choice.message.function_call is not None and choice.message.tool_calls is None
-        made, finish = choice.message.function_call.to_dict(), choice.finish_reason  # type: ignore[assignment]
+        made, finish = choice.message.function_call.to_dict(), choice.finish_reason
     assert finish == "function_call"
     assert made == {"name": "add", "arguments": '{"a": 2, "b": 3}'}
     turn = {"role": "assistant", "content": None, "function_call": made}
@@ -289,8 +289,8 @@ async def test_the_bytes_of_logprobs_add_up_to_the_text_even_if_tokens_split_a_c
     assert bytes(byte for token in tokens for byte in token.bytes or ()).decode() == text + END
     assert any("\ufffd" in token.token for token in tokens)
     response = await clients.openai.responses.create(**RESPONSES, include=["message.output_text.logprobs"])
-    shown = response.output[0].content[0].logprobs  # type: ignore[union-attr]
-    assert bytes(byte for token in shown for byte in token.bytes).decode().startswith(text)  # type: ignore[union-attr]
+    shown = response.output[0].content[0].logprobs
+    assert bytes(byte for token in shown for byte in token.bytes).decode().startswith(text)
 
 
 async def test_every_answer_has_the_id_of_its_request(server: ModelServer, clients: Clients) -> None:
@@ -331,12 +331,12 @@ async def test_errors_on_unknown_paths_are_the_clients_and_say_what_is_wrong_wit
             body: Any = missing.value.body
             assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
         with pytest.raises(anthropic.NotFoundError) as missing:
-            server.service.gateway.models = {}  # type: ignore[union-attr]
+            server.service.gateway.models = {}
             await other.models.retrieve("m")
-        assert missing.value.body["type"] == "error"  # type: ignore[index]
+        assert missing.value.body["type"] == "error"
         with pytest.raises(anthropic.APIStatusError) as wrong:
             await other.get("/v1/messages", cast_to=object)
-        assert wrong.value.body["type"] == "error"  # type: ignore[index]
+        assert wrong.value.body["type"] == "error"
 
 
 async def test_what_has_no_effect_is_said_once(

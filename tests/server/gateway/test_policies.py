@@ -53,7 +53,7 @@ class TwoPolicies:
         ) as client:
             answer = await client.chat.completions.create(
                 model=model,
-                messages=messages,  # type: ignore[arg-type]
+                messages=messages,
                 extra_headers=headers,
             )
         return answer.choices[0].message.content

@@ -32,7 +32,7 @@ async def fill(store: Store) -> None:
 
 
 async def search(store: Store, **query: object) -> list[str]:
-    found = await store.read(rollout_search.search_rollouts, "r", RolloutQuery(**query))  # type: ignore[arg-type]
+    found = await store.read(rollout_search.search_rollouts, "r", RolloutQuery(**query))
     assert found.total >= len(found.rollouts)
     return [rollout.id for rollout in found.rollouts]
 

@@ -114,17 +114,17 @@ async def test_rollouts_that_get_no_score_end_without_a_reward(store: Store) -> 
 async def test_a_scoring_whose_worker_dies_goes_to_another_and_in_the_end_is_given_up(store: Store) -> None:
     await run_group(store, LATER)
     first = await lease(store, "w1")
-    store.clock.now += 40  # type: ignore[attr-defined]
+    store.clock.now += 40
     assert (await store.heartbeat_scoring("r", "g", ScoringHeartbeat(first.number))).counted
-    store.clock.now += 40  # type: ignore[attr-defined]
+    store.clock.now += 40
     assert await store.expire_leases() == 0
-    store.clock.now += 30  # type: ignore[attr-defined]
+    store.clock.now += 30
     assert await store.expire_leases() == 1
     second = await lease(store, "w2")
     assert not (await store.heartbeat_scoring("r", "g", ScoringHeartbeat(first.number))).counted
     assert not (await store.score("r", "g", Scores(first.number, {"g.0": 1.0}))).counted
     assert not await finished(store)
-    store.clock.now += 61  # type: ignore[attr-defined]
+    store.clock.now += 61
     assert await store.expire_leases() == 1
     assert not (await store.score("r", "g", Scores(second.number, {"g.0": 1.0}))).counted
     assert await finished(store)
@@ -147,7 +147,7 @@ async def test_a_scoring_that_is_given_back_or_released_is_not_held_against_it(s
 async def test_a_restart_of_the_server_gives_a_scoring_its_whole_lease(store: Store) -> None:
     await run_group(store, LATER)
     scoring = await lease(store)
-    store.clock.now += 3600  # type: ignore[attr-defined]
+    store.clock.now += 3600
     await store.start()
     assert await store.expire_leases() == 0
     assert (await store.score("r", "g", Scores(scoring.number, {"g.0": 1.0}))).counted

@@ -115,15 +115,15 @@ async def test_the_anthropic_client_parses_the_format_it_requested(server: Model
         answer = await client.messages.parse(**asked)
         assert isinstance(answer.parsed_output, Bare)
         old = {"output_format": {"type": "json_schema", "schema": Verdict.model_json_schema()}}
-        written = await client.messages.create(model="m", max_tokens=200, messages=[QUESTION], extra_body=old)  # type: ignore[list-item]
-        Verdict.model_validate_json(written.content[0].text)  # type: ignore[union-attr]
+        written = await client.messages.create(model="m", max_tokens=200, messages=[QUESTION], extra_body=old)
+        Verdict.model_validate_json(written.content[0].text)
     assert all(made.allowed for made in (await server.episode()).calls)
 
 
 async def test_langchains_structured_output(server: ModelServer) -> None:
     from langchain_openai import ChatOpenAI
 
-    model = ChatOpenAI(base_url=f"{server.url}/v1", api_key=server.key, model="m", max_retries=0)  # type: ignore[arg-type]
+    model = ChatOpenAI(base_url=f"{server.url}/v1", api_key=server.key, model="m", max_retries=0)
     answer = await model.with_structured_output(Verdict).ainvoke([("user", "Is 2 + 3 = 5?")])
     assert isinstance(answer, Verdict)
 
@@ -181,7 +181,7 @@ async def test_formats_that_say_little_are_taken_as_they_are_meant(client: opena
 )
 async def test_a_format_that_cannot_be_followed_is_a_400(client: openai.AsyncOpenAI, format: Any, why: str) -> None:
     with pytest.raises(openai.BadRequestError, match=why):
-        await client.chat.completions.create(model="m", messages=[QUESTION], response_format=format)  # type: ignore[list-item]
+        await client.chat.completions.create(model="m", messages=[QUESTION], response_format=format)
 
 
 async def test_thousands_of_huge_multiples_are_refused_at_once(client: openai.AsyncOpenAI) -> None:
@@ -269,7 +269,7 @@ async def test_tool_calls_may_replace_an_answer_where_tools_are_offered(tokenize
 async def test_a_model_whose_answers_have_another_form_is_not_held_to_one() -> None:
     renderer = renderer_for(TOKENIZER)
 
-    class Channelled(type(renderer)):  # type: ignore[misc]
+    class Channelled(type(renderer)):
         def _answer(self, message: Any, text: str, index: int) -> Any:
             return super()._answer(message, f"final: {text}", index)
 
@@ -282,7 +282,7 @@ async def test_a_model_whose_answers_have_another_form_is_not_held_to_one() -> N
 async def test_a_template_that_refuses_calls_is_tried_with_one_call_and_then_refused(why: str) -> None:
     renderer = renderer_for(TOKENIZER)
 
-    class Picky(type(renderer)):  # type: ignore[misc]
+    class Picky(type(renderer)):
         def _answer(self, message: Any, text: str, index: int) -> Any:
             if len(message.get("tool_calls") or ()) > (why == "takes one call"):
                 raise TemplateError(why)
@@ -446,7 +446,7 @@ async def test_without_the_allowed_mass_strict_is_validated_and_counted_in_train
             server.lines = [call("judge", SAID) + END, call("judge", "{}") + END]
             async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
                 for _ in range(2):
-                    await client.chat.completions.create(model="m", messages=[QUESTION], tools=[STRICT])  # type: ignore[list-item]
+                    await client.chat.completions.create(model="m", messages=[QUESTION], tools=[STRICT])
             assert (server.engine.requests[-1].grammar is None) == (purpose is Purpose.TRAIN)
             unusable = [made.unusable for made in (await server.check(calls=2)).calls]
             assert unusable == [None if purpose is Purpose.TRAIN else "chosen by a grammar"] * 2

@@ -102,7 +102,7 @@ async def clients(server: ModelServer) -> AsyncIterator[Clients]:
         openai.DefaultAsyncHttpxClient() as http,
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", http_client=http, **key) as one,
         anthropic.AsyncAnthropic(base_url=server.url, http_client=http, **key) as other,
-        genai.Client(api_key=server.key, http_options={"base_url": server.url}).aio as google,  # type: ignore[arg-type]
+        genai.Client(api_key=server.key, http_options={"base_url": server.url}).aio as google,
     ):
         yield Clients(server, one, other, google)
 

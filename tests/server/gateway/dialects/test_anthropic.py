@@ -35,7 +35,7 @@ async def client(server: ModelServer) -> AsyncIterator[anthropic.AsyncAnthropic]
 def use_tools(answer: anthropic.types.Message) -> list[Any]:
     """What an agent sends back: the answer's own blocks, and the tools' results."""
     results = [
-        {"type": "tool_result", "tool_use_id": block.id, "content": str(sum(block.input.values()))}  # type: ignore[arg-type]
+        {"type": "tool_result", "tool_use_id": block.id, "content": str(sum(block.input.values()))}
         for block in answer.content
         if block.type == "tool_use"
     ]

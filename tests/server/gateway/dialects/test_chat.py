@@ -39,15 +39,15 @@ def use_tool(answer: Any) -> list[dict[str, Any]]:
 async def test_a_conversation_with_a_tool_keeps_its_tokens(server: ModelServer, client: openai.AsyncOpenAI) -> None:
     server.lines = [call("add", '{"b":3,  "a": 2}') + END, "It is 5." + END, "You are welcome!" + END]
     messages: list[Any] = [{"role": "system", "content": "You can add."}, QUESTION]
-    first = await client.chat.completions.create(model="any-name", messages=messages, tools=[ADD])  # type: ignore[list-item]
+    first = await client.chat.completions.create(model="any-name", messages=messages, tools=[ADD])
     assert first.model == "any-name"
     assert first.choices[0].finish_reason == "tool_calls"
     messages += use_tool(first)
-    second = await client.chat.completions.create(model="any-name", messages=messages, tools=[ADD])  # type: ignore[list-item]
+    second = await client.chat.completions.create(model="any-name", messages=messages, tools=[ADD])
     assert second.choices[0].message.content == "It is 5."
     assert second.choices[0].finish_reason == "stop"
     messages += [{"role": "assistant", "content": "It is 5.\n"}, {"role": "user", "content": "Thanks"}]
-    third = await client.chat.completions.create(model="any-name", messages=messages, tools=[ADD])  # type: ignore[list-item]
+    third = await client.chat.completions.create(model="any-name", messages=messages, tools=[ADD])
     assert third.choices[0].message.content == "You are welcome!"
     episode = await server.check(calls=3)
     assert [c.prompt_origin for c in episode.calls] == ["fresh", "continued", "continued"]
@@ -63,14 +63,14 @@ async def test_a_stream_says_what_the_whole_answer_says(server: ModelServer, cli
     server.lines = [text + END, call("add", '{"a": 1, "b": 2}') + call("add", '{"a": 3, "b": 4}') + END]
     options: Any = {"stream": True, "stream_options": {"include_usage": True}}
     said, finish, usage = "", None, None
-    async for chunk in await client.chat.completions.create(model="m", messages=[QUESTION], **options):  # type: ignore[list-item]
+    async for chunk in await client.chat.completions.create(model="m", messages=[QUESTION], **options):
         usage = chunk.usage or usage
         for choice in chunk.choices:
             said += choice.delta.content or ""
             finish = choice.finish_reason or finish
     assert (said, finish) == (text, "stop")
     assert usage is not None
-    async with client.chat.completions.stream(model="m", messages=[QUESTION], tools=[ADD]) as stream:  # type: ignore[list-item]
+    async with client.chat.completions.stream(model="m", messages=[QUESTION], tools=[ADD]) as stream:
         final = await stream.get_final_completion()
     calls = final.choices[0].message.tool_calls or []
     assert [json.loads(c.function.arguments) for c in calls] == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
@@ -99,7 +99,7 @@ async def test_arguments_are_streamed_and_a_call_that_turns_out_malformed_is_rec
         made = {"id": deltas[0].id, "type": "function", "function": {"name": "add", "arguments": arguments}}
         messages.append({"role": "assistant", "content": None, "tool_calls": [made]})
         messages.append({"role": "tool", "tool_call_id": made["id"], "content": "5" if complete else "not JSON"})
-    answer = await client.chat.completions.create(model="m", messages=messages, tools=[ADD])  # type: ignore[list-item]
+    answer = await client.chat.completions.create(model="m", messages=messages, tools=[ADD])
     assert answer.choices[0].message.content == "I see."
     episode = await server.check(calls=3)
     assert [c.prompt_origin for c in episode.calls[1:]] == [PromptOrigin.CONTINUED] * 2
@@ -118,7 +118,7 @@ def test_the_synchronous_client_works_too(tmp_path: Path) -> None:
 
             def talk() -> str | None:
                 with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
-                    return client.chat.completions.create(model="m", messages=[QUESTION]).choices[0].message.content  # type: ignore[list-item]
+                    return client.chat.completions.create(model="m", messages=[QUESTION]).choices[0].message.content
 
             assert await asyncio.to_thread(talk) == "Hello"
             await server.check(calls=1)
@@ -152,7 +152,7 @@ async def test_branches_and_edited_histories_match_their_prefix(
 
 async def test_several_choices_share_their_prompt(server: ModelServer, client: openai.AsyncOpenAI) -> None:
     server.lines = ["One" + END, "Two" + END, "Three" + END]
-    answer = await client.chat.completions.create(model="m", messages=[QUESTION], n=3)  # type: ignore[list-item]
+    answer = await client.chat.completions.create(model="m", messages=[QUESTION], n=3)
     assert [choice.message.content for choice in answer.choices] == ["One", "Two", "Three"]
     episode = await server.check(calls=3)
     assert len({episode.prompt_ids(c) for c in episode.calls}) == 1
@@ -166,7 +166,7 @@ async def test_a_stop_string_cuts_the_text_and_not_the_tokens(server: ModelServe
     server.lines = ["One STOPPED two" + END, "Again" + END]
     follow: Any = [QUESTION, {"role": "assistant", "content": "One "}, {"role": "user", "content": "Go on"}]
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
-        answer = await client.chat.completions.create(model="m", messages=[QUESTION], stop=["STOP"])  # type: ignore[list-item]
+        answer = await client.chat.completions.create(model="m", messages=[QUESTION], stop=["STOP"])
         assert answer.choices[0].message.content == "One "
         assert answer.choices[0].finish_reason == "stop"
         await client.chat.completions.create(model="m", messages=follow)
@@ -193,7 +193,7 @@ async def test_a_stop_string_after_a_tool_call_is_not_in_the_next_prompt(
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
         answer = await client.chat.completions.create(
             model="m",
-            messages=[QUESTION],  # type: ignore[list-item]
+            messages=[QUESTION],
             tools=tools,
             stop=["Observation:"],
         )
@@ -238,7 +238,7 @@ async def test_an_answer_cut_by_length_is_closed_with_unsampled_tokens(
     server: ModelServer, client: openai.AsyncOpenAI
 ) -> None:
     server.lines = ["A long story about sparks" + END, "Again" + END]
-    answer = await client.chat.completions.create(model="m", messages=[QUESTION], max_tokens=3)  # type: ignore[list-item]
+    answer = await client.chat.completions.create(model="m", messages=[QUESTION], max_tokens=3)
     assert answer.choices[0].finish_reason == "length"
     said = answer.choices[0].message.content
     follow: Any = [QUESTION, {"role": "assistant", "content": said}, {"role": "user", "content": "Go on"}]
@@ -267,7 +267,7 @@ async def test_training_samples_as_the_run_says_and_evaluation_as_the_caller_req
         key = await server.new_attempt(f"s-{purpose}", purpose, sampling=Sampling(temperature=0.9, max_tokens=50))
         server.lines = ["Hi" + END]
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
-            await client.chat.completions.create(model="m", messages=[QUESTION], temperature=0.0, max_tokens=60)  # type: ignore[list-item]
+            await client.chat.completions.create(model="m", messages=[QUESTION], temperature=0.0, max_tokens=60)
         (made,) = (await server.check(calls=1)).calls
         if purpose is Purpose.TRAIN:
             assert (made.sampling.temperature, made.sampling.max_tokens) == (0.9, 50)
@@ -279,7 +279,7 @@ async def test_training_samples_as_the_run_says_and_evaluation_as_the_caller_req
 
 async def test_logprobs_are_returned_when_requested(server: ModelServer, client: openai.AsyncOpenAI) -> None:
     server.lines = ["Hi there" + END]
-    answer = await client.chat.completions.create(model="m", messages=[QUESTION], logprobs=True, top_logprobs=2)  # type: ignore[list-item]
+    answer = await client.chat.completions.create(model="m", messages=[QUESTION], logprobs=True, top_logprobs=2)
     shown = answer.choices[0].logprobs
     assert shown is not None
     assert "".join(token.token for token in shown.content or ()) == "Hi there" + END
@@ -289,7 +289,7 @@ async def test_a_malformed_tool_call_is_shown_and_not_swallowed(
     server: ModelServer, client: openai.AsyncOpenAI
 ) -> None:
     server.lines = ['Let me see. <tool_call>\n{"name": "add", "argum\n</tool_call>' + END]
-    answer = await client.chat.completions.create(model="m", messages=[QUESTION], tools=[ADD])  # type: ignore[list-item]
+    answer = await client.chat.completions.create(model="m", messages=[QUESTION], tools=[ADD])
     assert not answer.choices[0].message.tool_calls
     assert '"argum' in (answer.choices[0].message.content or "")
 
@@ -303,14 +303,14 @@ async def test_a_required_tool_call_is_started_for_the_model(
     choice: Any = {"type": "function", "function": {"name": "add"}} if named else "required"
     answer = await client.chat.completions.create(
         model="m",
-        messages=[QUESTION],  # type: ignore[list-item]
-        tools=[ADD],  # type: ignore[list-item]
+        messages=[QUESTION],
+        tools=[ADD],
         tool_choice=choice,
     )
     (made,) = answer.choices[0].message.tool_calls or ()
     assert (made.function.name, json.loads(made.function.arguments)) == ("add", {"a": 2, "b": 3})
     messages: Any = [QUESTION, *use_tool(answer)]
-    await client.chat.completions.create(model="m", messages=messages, tools=[ADD])  # type: ignore[list-item]
+    await client.chat.completions.create(model="m", messages=messages, tools=[ADD])
     episode = await server.check(calls=2)
     assert [c.prompt_origin for c in episode.calls] == [PromptOrigin.FRESH, PromptOrigin.CONTINUED]
     forced = server.tokenizer.decode(
@@ -352,7 +352,7 @@ async def test_a_prompt_that_is_too_long_has_the_code_that_agents_look_for(clien
 async def test_keys_are_refused_in_the_dialect(server: ModelServer, client: openai.AsyncOpenAI) -> None:
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0) as stranger:
         with pytest.raises(openai.AuthenticationError) as refused:
-            await stranger.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+            await stranger.chat.completions.create(model="m", messages=[QUESTION])
     assert refused.value.code == "invalid_api_key"
     assert [model.id async for model in client.models.list()] == ["spark"]
 
@@ -363,7 +363,7 @@ async def test_an_engine_that_dies_ends_the_stream_with_an_error(
     alive = server.tokenizer.encode("This is going well, isn't it")
     server.engine.script = lambda _: [*alive, -1]
     with pytest.raises(openai.APIError, match="engine failed"):
-        async for _ in await client.chat.completions.create(model="m", messages=[QUESTION], stream=True):  # type: ignore[list-item]
+        async for _ in await client.chat.completions.create(model="m", messages=[QUESTION], stream=True):
             pass
     (made,) = (await server.check(calls=1)).calls
     assert made.status is CallStatus.FAILED
@@ -377,10 +377,10 @@ async def test_a_call_whose_client_went_away_is_recorded_as_abandoned(
     for stream in (True, False):
         server.lines = ["word " * 500]
         asking = asyncio.create_task(
-            client.chat.completions.create(model="m", messages=[QUESTION], stream=stream, max_tokens=400)  # type: ignore[list-item]
+            client.chat.completions.create(model="m", messages=[QUESTION], stream=stream, max_tokens=400)
         )
         asked = 1 if stream else 2
-        await eventually(lambda asked=asked: len(server.engine.requests) == asked)  # type: ignore[misc]
+        await eventually(lambda asked=asked: len(server.engine.requests) == asked)
         if stream:
             await (await asking).close()
         else:
@@ -399,20 +399,20 @@ async def test_budgets_end_a_looping_policy(server: ModelServer) -> None:
     server.say = lambda _: "Again" + END
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
         for _ in range(2):
-            await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+            await client.chat.completions.create(model="m", messages=[QUESTION])
         with pytest.raises(openai.PermissionDeniedError, match="2 calls"):
-            await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+            await client.chat.completions.create(model="m", messages=[QUESTION])
 
 
 async def test_a_budget_of_tokens_holds_within_a_call_too(server: ModelServer) -> None:
     key = await server.new_attempt("tokens", max_tokens=5)
     server.say = lambda _: "One two three four five six" + END
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
-        answer = await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+        answer = await client.chat.completions.create(model="m", messages=[QUESTION])
         assert answer.usage is not None
         assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 5)
         with pytest.raises(openai.PermissionDeniedError, match="5 tokens"):
-            await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+            await client.chat.completions.create(model="m", messages=[QUESTION])
 
 
 async def test_calls_wait_while_the_engine_changes_its_weights(server: ModelServer, client: openai.AsyncOpenAI) -> None:
@@ -422,7 +422,7 @@ async def test_calls_wait_while_the_engine_changes_its_weights(server: ModelServ
     admin_key = server.service.keyring.create(KeyKind.ADMIN, 3600)[0]
     async with Remote(server.url, admin_key) as trainer:
         assert (await trainer.hold_calls(server.run, "spark")).waiting == 0
-        asking = asyncio.create_task(client.chat.completions.create(model="m", messages=[QUESTION]))  # type: ignore[list-item]
+        asking = asyncio.create_task(client.chat.completions.create(model="m", messages=[QUESTION]))
         await eventually(lambda: scheduler.waiting == 1)
         assert not server.engine.requests
         assert (await trainer.hold_calls(server.run, "spark")).waiting == 1
@@ -436,7 +436,7 @@ async def test_a_conversation_continues_after_a_restart_of_the_server(
     server: ModelServer, client: openai.AsyncOpenAI
 ) -> None:
     server.lines = ["One" + END, "Two" + END]
-    await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+    await client.chat.completions.create(model="m", messages=[QUESTION])
     server.forget_attempts()
     follow: Any = [QUESTION, {"role": "assistant", "content": "One"}, {"role": "user", "content": "And?"}]
     await client.chat.completions.create(model="m", messages=follow)
@@ -448,9 +448,9 @@ async def test_a_conversation_continues_after_a_restart_of_the_server(
 
 async def test_roles_come_from_a_header_or_the_path(server: ModelServer, client: openai.AsyncOpenAI) -> None:
     server.say = lambda _: "Yes" + END
-    await client.chat.completions.create(model="m", messages=[QUESTION], extra_headers={"x-leyden-role": "critic"})  # type: ignore[list-item]
+    await client.chat.completions.create(model="m", messages=[QUESTION], extra_headers={"x-leyden-role": "critic"})
     async with openai.AsyncOpenAI(base_url=f"{server.url}/role/writer/v1", api_key=server.key) as writer:
-        await writer.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+        await writer.chat.completions.create(model="m", messages=[QUESTION])
     assert [c.role for c in (await server.check(calls=2)).calls] == ["critic", "writer"]
 
 
@@ -459,7 +459,7 @@ async def test_retries_of_one_call_are_linked(server: ModelServer) -> None:
     scripts = iter([[-1], alive])
     server.engine.script = lambda _: next(scripts)
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=1) as client:
-        await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+        await client.chat.completions.create(model="m", messages=[QUESTION])
     failed, fine = (await server.check(calls=2)).calls
     assert (failed.status, fine.status, fine.retry_of) == (CallStatus.FAILED, CallStatus.OK, failed.id)
 
@@ -499,7 +499,7 @@ async def test_calls_that_are_not_trained_on_are_counted_by_reason(server: Model
     ):
         key = await server.new_attempt(name, purpose, **settings)
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key) as client:
-            await client.chat.completions.create(model="m", messages=[QUESTION], temperature=0.0)  # type: ignore[list-item]
+            await client.chat.completions.create(model="m", messages=[QUESTION], temperature=0.0)
     assert "calls_untrained_total{" not in server.service.telemetry.render().decode()
     (made,) = (await server.check(calls=1)).calls
     assert made.untrainable == "greedy sampling"  # as an evaluation, it was the caller's to say
@@ -507,7 +507,7 @@ async def test_calls_that_are_not_trained_on_are_counted_by_reason(server: Model
     server.engine.script = lambda _: [-1]
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
         with pytest.raises(openai.InternalServerError):
-            await client.chat.completions.create(model="m", messages=[QUESTION])  # type: ignore[list-item]
+            await client.chat.completions.create(model="m", messages=[QUESTION])
     assert 'leyden_calls_untrained_total{reason="failed"} 1.0' in server.service.telemetry.render().decode()
 
 
@@ -515,8 +515,8 @@ async def test_several_choices_are_streamed_side_by_side(server: ModelServer, cl
     server.lines = ["One" + END, call("add", '{"a": 1, "b": 2}') + END, "Three" + END]
     async with client.chat.completions.stream(
         model="m",
-        messages=[QUESTION],  # type: ignore[list-item]
-        tools=[ADD],  # type: ignore[list-item]
+        messages=[QUESTION],
+        tools=[ADD],
         n=3,
         stream_options={"include_usage": True},
     ) as stream:

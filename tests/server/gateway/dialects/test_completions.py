@@ -64,12 +64,12 @@ async def test_tokens_are_continued_as_they_are(server: ModelServer, client: ope
     ids = server.tokenizer.encode("One,")
     wanted: Any = {"model": "m", "max_tokens": 20, "extra_body": {"return_token_ids": True}}
     first = await client.completions.create(prompt=ids, **wanted)
-    sampled = first.choices[0].token_ids  # type: ignore[attr-defined]
+    sampled = first.choices[0].token_ids
     assert server.tokenizer.decode(sampled) == " two" + END
     assert first.choices[0].text == " two"
     with_end = [*ids, *sampled, *server.tokenizer.encode(" three,")]
     second = await client.completions.create(prompt=with_end, **wanted)
-    without_end = [*with_end, *second.choices[0].token_ids[:-1], *server.tokenizer.encode(" five,")]  # type: ignore[attr-defined]
+    without_end = [*with_end, *second.choices[0].token_ids[:-1], *server.tokenizer.encode(" five,")]
     await client.completions.create(prompt=without_end, **wanted)
     episode = await server.episode()
     assert [made.prompt_origin for made in episode.calls] == [PromptOrigin.FRESH, *[PromptOrigin.CONTINUED] * 2]

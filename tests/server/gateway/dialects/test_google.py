@@ -31,7 +31,7 @@ THOUGHT = "<think>\nHard: «ß».\n</think>\n\n"
 
 @pytest.fixture
 async def client(server: ModelServer) -> AsyncIterator[genai.client.AsyncClient]:
-    async with genai.Client(api_key=server.key, http_options={"base_url": server.url}).aio as made:  # type: ignore[arg-type]
+    async with genai.Client(api_key=server.key, http_options={"base_url": server.url}).aio as made:
         yield made
 
 
@@ -62,10 +62,10 @@ async def test_a_conversation_with_parallel_tools_keeps_its_tokens(
     if thinking:
         await server.new_attempt("thinking", history="exact")
         server.serve("qwen3", "qwen3")
-        client = genai.Client(api_key=server.key, http_options={"base_url": server.url}).aio  # type: ignore[arg-type]
+        client = genai.Client(api_key=server.key, http_options={"base_url": server.url}).aio
     server.lines = [thought + line for line in (TWO_CALLS, "They are 5 and 9." + END, "You are welcome!" + END)]
     config = {**CONFIG, "thinking_config": {"include_thoughts": True}} if thinking else CONFIG
-    chat = client.chats.create(model="any-name", config=config)  # type: ignore[arg-type]
+    chat = client.chats.create(model="any-name", config=config)
     parts, first = await send(chat, QUESTION, streamed)
     assert "".join(part.text or "" for part in parts if not part.thought).strip() == "Let me add."
     assert "".join(part.text or "" for part in parts if part.thought).strip() == ("Hard: «ß»." if thinking else "")
@@ -96,7 +96,7 @@ async def test_thoughts_are_hidden_unless_asked_for_and_can_be_switched_off(
     server.lines = [THOUGHT + "Yes." + END, "No." + END]
     shown = await client.models.generate_content(model="m", contents="?")
     assert shown.candidates
-    assert [part.text for part in shown.candidates[0].content.parts] == ["Yes."]  # type: ignore[union-attr]
+    assert [part.text for part in shown.candidates[0].content.parts] == ["Yes."]
     off: Any = {"thinking_config": {"thinking_budget": 0}}
     await client.models.generate_content(model="m", contents="?", config=off)
     first, second = (await server.episode()).calls
@@ -112,7 +112,7 @@ async def test_parameters_reach_the_model_and_answers_follow_a_schema(
     schema = types.Schema(type=types.Type.OBJECT, properties={"a": types.Schema(type=types.Type.INTEGER)})
     sampling: Any = {"temperature": 0.5, "top_k": 7, "max_output_tokens": 50, "stop_sequences": ["stop"], "seed": 3}
     asked = {**sampling, "response_mime_type": "application/json", "response_schema": schema}
-    answer = await client.models.generate_content(model="m", contents="?", config=asked)  # type: ignore[arg-type]
+    answer = await client.models.generate_content(model="m", contents="?", config=asked)
     assert answer.parsed == {"a": 5}
     request = server.engine.requests[0]
     wanted = (await server.episode()).calls[0].request["generationConfig"]
@@ -121,7 +121,7 @@ async def test_parameters_reach_the_model_and_answers_follow_a_schema(
     several: Any = {"candidate_count": 2, "response_logprobs": True, "logprobs": 0}
     two = await client.models.generate_content(model="m", contents="?", config=several)
     assert two.candidates
-    assert sorted(one.content.parts[0].text for one in two.candidates) == ["One", "Two"]  # type: ignore[union-attr,index,type-var]
+    assert sorted(one.content.parts[0].text for one in two.candidates) == ["One", "Two"]
     assert all(one.logprobs_result and one.logprobs_result.chosen_candidates for one in two.candidates)
 
 
@@ -144,7 +144,7 @@ async def test_models_tokens_and_errors_have_googles_form(
     with pytest.raises(errors.ClientError, match="models/spark:batchEmbedContents is not served") as refused:
         await client.models.embed_content(model="spark", contents="Hello")
     assert (refused.value.code, refused.value.status) == (404, "NOT_FOUND")
-    stranger = genai.Client(api_key="wrong", http_options={"base_url": server.url}).aio  # type: ignore[arg-type]
+    stranger = genai.Client(api_key="wrong", http_options={"base_url": server.url}).aio
     with pytest.raises(errors.ClientError) as refused:
         await stranger.models.generate_content(model="spark", contents="Hello")
     assert (refused.value.code, refused.value.status) == (401, "UNAUTHENTICATED")

@@ -126,7 +126,7 @@ async def test_the_stream_helper_gives_what_the_whole_response_gives(
     async with client.responses.stream(model="m", input=QUESTION, tools=[ADD]) as stream:
         final = await stream.get_final_response()
     for response in whole, final:
-        assert [json.loads(item.arguments) for item in response.output] == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]  # type: ignore[union-attr]
+        assert [json.loads(item.arguments) for item in response.output] == [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
         assert len({item.id for item in response.output}) == 2
     await server.check(calls=2)
 
@@ -275,15 +275,15 @@ async def test_a_stream_that_fails_ends_with_the_failed_response(server: ModelSe
 async def test_logprobs_are_given_where_they_are_wanted(server: ModelServer, client: openai.AsyncOpenAI) -> None:
     server.lines = ["Five of them." + END] * 3
     plain = await client.responses.create(model="m", input=QUESTION)
-    assert plain.output[0].content[0].logprobs == []  # type: ignore[union-attr]
+    assert plain.output[0].content[0].logprobs == []
     wanted: Any = {"model": "m", "input": QUESTION, "include": ["message.output_text.logprobs"]}
     whole = await client.responses.create(**wanted)
     episode = await server.check(calls=2)
-    logprobs = whole.output[0].content[0].logprobs  # type: ignore[union-attr]
-    assert [token.logprob for token in logprobs] == pytest.approx(episode.calls[1].logprobs)  # type: ignore[union-attr]
+    logprobs = whole.output[0].content[0].logprobs
+    assert [token.logprob for token in logprobs] == pytest.approx(episode.calls[1].logprobs)
     events = await stream_events(server.url, server.key, wanted)
     streamed = [token for e in events if e["type"] == "response.output_text.delta" for token in e["logprobs"]]
-    assert [token["token"] for token in streamed] == [token.token for token in logprobs]  # type: ignore[union-attr]
+    assert [token["token"] for token in streamed] == [token.token for token in logprobs]
 
 
 async def test_the_oldest_messages_are_dropped_where_all_do_not_fit(
@@ -318,7 +318,7 @@ async def test_the_oldest_messages_are_dropped_where_all_do_not_fit(
     server.engine.context_length = 100
     too_long = [{"role": "user", "content": "word " * 200}]
     with pytest.raises(openai.BadRequestError, match="takes 100"):
-        await client.responses.create(input=too_long, truncation="auto", **request)  # type: ignore[arg-type]
+        await client.responses.create(input=too_long, truncation="auto", **request)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

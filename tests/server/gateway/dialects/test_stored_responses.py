@@ -276,7 +276,7 @@ async def test_reasoning_comes_back_in_any_form(server: ModelServer, client: ope
     given: Any = {"summary": [], **{name: thought.model_dump()[name] for name in ("id", "type", kept)}}
     other = {"role": "user", "content": "And 3 + 3?"}
     asked = {"role": "user", "content": "So?"}  # another question, so that only the items say what was thought
-    await client.responses.create(model="m", input=[asked, given, said.model_dump(), other], store=False)  # type: ignore[list-item]
+    await client.responses.create(model="m", input=[asked, given, said.model_dump(), other], store=False)
     episode = await server.check(calls=2)
     assert episode.messages(episode.calls[1])[1]["reasoning_content"] == "Sum them."
 

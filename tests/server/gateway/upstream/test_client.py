@@ -520,7 +520,7 @@ async def test_other_models_are_called_at_the_upstream_with_its_own_key(near: Mo
 
     async def hear(request: web.Request) -> web.Response:
         form = await request.post()
-        return web.json_response({"text": form["file"].file.read().decode()})  # type: ignore[union-attr]
+        return web.json_response({"text": form["file"].file.read().decode()})
 
     async def refuse(request: web.Request) -> web.Response:
         return web.json_response({"error": {"message": "too rude"}}, status=400)
