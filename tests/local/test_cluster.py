@@ -4,12 +4,12 @@ import asyncio
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
 
 import pytest
 from msgspec.structs import replace
 
 from leyden.config import Config, ConfigError, TrainingConfig
+from leyden.local import cluster as cluster_module
 from leyden.local.cluster import RayCluster
 
 pytest.importorskip("ray")
@@ -46,23 +46,32 @@ async def test_a_reservation_that_fails_halfway_is_given_back(
     assert (removed, names_in(tmp_path)) == (["PACK"], [])
 
 
-class Reserved:
-    def __init__(self, found: bool) -> None:
-        self.found, self.ended = found, False
+async def test_ranks_are_not_looked_for_any_more_if_one_cannot_be_found(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
 
-    async def find(self) -> NoReturn:
-        if not self.found:
-            raise ConfigError("`home`: the node does not see it")
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.ended = True
-        raise AssertionError
+    class Reserved:
+        """The first rank waits for a node, and that of the second does not see the folder of the run."""
 
+        def __init__(self, ray: object, group: str, index: int, name: str, paths: object) -> None:
+            self.name = name
 
-async def test_ranks_are_not_looked_for_any_more_if_one_cannot_be_found(cluster: RayCluster) -> None:
-    waiting = Reserved(found=True)
-    cluster._ranks = [waiting, Reserved(found=False)]
-    with pytest.raises(ConfigError, match="does not see it"):
-        await cluster.find()
-    assert waiting.ended
+        async def find(self) -> None:
+            if self.name == "rank 1":
+                raise ConfigError("`home`: the node does not see it")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(self.name)
+
+        async def close(self) -> None: ...
+
+    groups = import_module("ray.util.placement_group")
+    monkeypatch.setattr(groups, "placement_group", lambda bundles, strategy: strategy)
+    monkeypatch.setattr(groups, "remove_placement_group", lambda group: None)
+    monkeypatch.setattr(cluster_module, "Reservation", Reserved)
+    async with cluster.reserved(tmp_path):
+        with pytest.raises(ConfigError, match="does not see it"):
+            await cluster.find()
+        assert ended == ["rank 0"]
