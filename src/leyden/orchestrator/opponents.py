@@ -43,10 +43,7 @@ class Opponent:
 
         Those that begin inside another rollout do not count: it may have met another version there.
         """
-        failure_reward = self._config.rollout.failure_reward
-        whole = [episode for episode in episodes if episode.rollout.origin is None]
-        found = [self._foreign.without(episode).final_reward(failure_reward) for episode in whole]
-        rewards = [reward for reward in found if reward is not None]
+        rewards = self._foreign.final_rewards(episodes, self._config.rollout.failure_reward)
         won = sum(reward >= self._config.evaluation.success for reward in rewards)
         self.pool = tuple(
             replace(one, won=one.won + won, played=one.played + len(rewards)) if one.step == self._served else one

@@ -68,10 +68,7 @@ class PolicyStages(Struct, frozen=True):
         """Add the episodes of a step to its report."""
         report.add_episodes(episodes, self.publications, self.config, self.algorithm.signals.enabled)
         if (foreign := self.algorithm.sample_filter.foreign).names:
-            failure_reward = self.config.rollout.failure_reward
-            whole = [episode for episode in episodes if episode.rollout.origin is None]
-            found = [foreign.without(episode).final_reward(failure_reward) for episode in whole]
-            report.own_rewards = [reward for reward in found if reward is not None]
+            report.own_rewards = foreign.final_rewards(episodes, self.config.rollout.failure_reward)
         if report.step == 1:
             self.reports.warn(shared_weights(episodes, self.config.training.roles, self.name))
 

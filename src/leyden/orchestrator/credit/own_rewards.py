@@ -1,5 +1,7 @@
 """The rewards of an episode that count for one of several policies."""
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -27,6 +29,12 @@ class ForeignRewards(Struct, frozen=True):
             return episode.owner(reward) not in theirs
 
         return replace(episode, rewards=tuple(filter(is_left, episode.effective_rewards)))
+
+    def final_rewards(self, episodes: Sequence[Episode], failure_reward: float) -> list[float]:
+        """Return the final rewards that are left, of rollouts that do not begin inside another one."""
+        whole = [self.without(episode) for episode in episodes if episode.rollout.origin is None]
+        found = [episode.final_reward(failure_reward) for episode in whole]
+        return [reward for reward in found if reward is not None]
 
 
 NO_FOREIGN_REWARDS = ForeignRewards()
