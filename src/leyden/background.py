@@ -1,10 +1,11 @@
-"""Tasks that run in the background, and waiting for events.
+"""Tasks that run in the background, waiting for events, and the signals to stop.
 
 A task that fails logs its traceback at once, even if nothing awaits it.
 """
 
 import asyncio
 import logging
+import signal
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -30,6 +31,14 @@ async def wait_set(event: asyncio.Event, timeout_s: float | None) -> bool:
         async with asyncio.timeout(timeout_s):
             await event.wait()
     return event.is_set()
+
+
+def stop_signal() -> asyncio.Event:
+    """Return an event that SIGINT and SIGTERM set."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:

@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from statistics import fmean
 
 from leyden.api.client import RemoteError, RetryingRemote, read_key
 from leyden.api.wire import FinishRequest
+from leyden.background import stop_signal
 from leyden.cli.arguments import integer, url
 from leyden.cli.printing import plural
 from leyden.cli.train import add_configuration, add_ray, configuration
@@ -89,7 +89,7 @@ async def _run(options: argparse.Namespace) -> None:
 
 
 async def _work_here(worker: WorkerOptions, run: str, key: str) -> None:
-    stop, progress = _stop_signal(), WorkerProgress()
+    stop, progress = stop_signal(), WorkerProgress()
     print_note(f"working for run {run} at {worker.server}: up to {worker.concurrency} rollouts at once")
     try:
         await work(worker, key, stop, progress.count)
@@ -113,15 +113,7 @@ async def _work_on_cluster(worker: WorkerOptions, key: str, options: argparse.Na
     logging.getLogger("leyden.cluster").setLevel(logging.INFO)
     try:
         with connected(options.ray_address) as ray:
-            stop = _stop_signal()  # after Ray, which installs its own handler
+            stop = stop_signal()  # after Ray, which installs its own handler
             await RayWorkers(ray, worker, key, options.ray_cpus).run(stop)
     except ClusterError as error:
         raise ConfigError(str(error)) from error
-
-
-def _stop_signal() -> asyncio.Event:
-    """Return an event that SIGINT and SIGTERM set."""
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop

@@ -1,13 +1,12 @@
 """`leyden serve --model`: serves a trained model in every dialect, with the engine that its training used."""
 
-import asyncio
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from leyden.background import stop_signal
 from leyden.config import Config, EngineConfig, trained_policies
 from leyden.learner.loading import check_tokenizer, load_model
 from leyden.local.engines import running_engines
@@ -72,9 +71,7 @@ async def serve_model(
     title = found[0].name if len(found) == 1 else Path(model).name
     folder = (options.home / f"{title.replace('/', '-')}.serve").absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_signal()
     async with running_engines(folder, policies) as engines:
         served = tuple(served_policy(one, engines[one.name]) for one in policies)
         server_options = ServerProcessOptions(replace(options, home=folder, direct=True), served)
