@@ -61,8 +61,7 @@ class Statement:
 
     def run(self, tx: ExecutionContext, **values: Any) -> int:
         """Execute; return the number of affected rows."""
-        compiled = self._compiled_for(tx)
-        tx.cursor.execute(compiled.sql, compiled.bind(values))
+        self._execute(tx, values)
         return int(tx.cursor.rowcount)
 
     def run_many(self, tx: ExecutionContext, rows: Iterable[Mapping[str, Any]]) -> int:
@@ -76,23 +75,23 @@ class Statement:
 
     def all(self, tx: ExecutionContext, **values: Any) -> list[Any]:
         """Return all rows."""
-        compiled = self._compiled_for(tx)
-        tx.cursor.execute(compiled.sql, compiled.bind(values))
-        return compiled.named(tx.cursor, tx.cursor.fetchall())
+        return self._execute(tx, values).named(tx.cursor, tx.cursor.fetchall())
 
     def first(self, tx: ExecutionContext, **values: Any) -> Any:
         """Return the first row, or None."""
-        compiled = self._compiled_for(tx)
-        tx.cursor.execute(compiled.sql, compiled.bind(values))
-        row = tx.cursor.fetchone()
+        compiled, row = self._execute(tx, values), tx.cursor.fetchone()
         return None if row is None else compiled.named(tx.cursor, [row])[0]
 
     def scalar(self, tx: ExecutionContext, **values: Any) -> Any:
         """Return the first column of the first row, or None."""
-        compiled = self._compiled_for(tx)
-        tx.cursor.execute(compiled.sql, compiled.bind(values))
+        self._execute(tx, values)
         row = tx.cursor.fetchone()
         return None if row is None else row[0]
+
+    def _execute(self, tx: ExecutionContext, values: Mapping[str, Any]) -> _Compiled:
+        compiled = self._compiled_for(tx)
+        tx.cursor.execute(compiled.sql, compiled.bind(values))
+        return compiled
 
     def _compiled_for(self, tx: ExecutionContext) -> _Compiled:
         compiled = self._compiled.get(tx.dialect)
