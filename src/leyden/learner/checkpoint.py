@@ -44,7 +44,7 @@ from leyden.runs.checkpoint_files import (
     checkpoint_steps,
     find_damage,
     latest_checkpoint,
-    read_kept_steps,
+    needed_steps,
     write_checksums,
 )
 
@@ -166,9 +166,8 @@ class Checkpoints:
 
     def _delete_old(self) -> None:
         """Keep the newest few, since a run may have to resume from any of them, and the checkpoints that they need."""
-        newest = self._steps[-self._kept.keep :]
-        needed = (read_kept_steps(self._folder / f"step-{step}" / STATE_FILE) for step in newest)
-        for step in {*self._steps}.difference(newest, *needed):
+        steps = self._steps
+        for step in {*steps} - needed_steps(self._folder, steps[-self._kept.keep :]):
             shutil.rmtree(self._folder / f"step-{step}")
 
 

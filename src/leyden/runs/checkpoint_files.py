@@ -8,7 +8,7 @@ This module does not import torch.
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -105,12 +105,17 @@ class _StepsOfState(Struct, frozen=True):
     pools: dict[str, tuple[_Step, ...]] = {}
 
 
-def read_kept_steps(state_file: Path) -> set[int]:
-    """Return the steps whose checkpoints a run keeps besides the newest: the best, one from before a collapse, and
-    those that self-play meets."""
-    state = msgspec.json.decode(state_file.read_bytes(), type=_StepsOfState)
-    pooled = (one.step for pool in state.pools.values() for one in pool)
-    return {step for step in (state.best_step, state.kept_step, *pooled) if step is not None}
+def needed_steps(folder: Path, newest: Collection[int]) -> set[int]:
+    """Return the steps whose checkpoints a run needs to resume from any of the `newest`, of which a folder has all.
+
+    Beside these they are, for each, the best, one from before a collapse, and those that self-play meets.
+    """
+    needed = set(newest)
+    for step in newest:
+        state = msgspec.json.decode((folder / f"step-{step}" / STATE_FILE).read_bytes(), type=_StepsOfState)
+        pooled = (one.step for pool in state.pools.values() for one in pool)
+        needed.update(one for one in (state.best_step, state.kept_step, *pooled) if one is not None)
+    return needed
 
 
 def read_last_closed_step(state_file: Path) -> int:

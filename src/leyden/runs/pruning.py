@@ -13,7 +13,7 @@ from leyden.runs.checkpoint_files import (
     checkpoint_policies,
     checkpoint_steps,
     common_steps,
-    read_kept_steps,
+    needed_steps,
     read_last_closed_step,
 )
 from leyden.runs.run_folder import RunFolder, folder_size
@@ -57,7 +57,7 @@ async def prune_run(path: Path, what: Collection[Prunable] = PRUNABLE, keep: int
 
 def _prune_checkpoints(path: Path, steps: Sequence[int], newest: Sequence[int]) -> None:
     """Delete what is older than the `newest` steps, unless it is kept for another reason; all stay if there is none."""
-    others = set().union(*(read_kept_steps(path / f"step-{step}" / STATE_FILE) for step in newest))
-    old = [path / f"step-{step}" for step in steps if newest and step < newest[0] and step not in others]
+    needed = needed_steps(path, newest)
+    old = [path / f"step-{step}" for step in steps if newest and step < newest[0] and step not in needed]
     for folder in (*old, *(folder for folder in path.iterdir() if _LEFT_OVER.fullmatch(folder.name))):
         shutil.rmtree(folder)
