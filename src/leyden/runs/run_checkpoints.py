@@ -1,7 +1,7 @@
 """Finds the run that a model is named after, and its checkpoints, without importing torch."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -118,12 +118,7 @@ def known_runs(home: Path) -> list[str]:
 
 def find_run_folder(home: Path, run: str) -> Path | None:
     """Return the folder of the run of a name; None if there is no such run, or it has no folder."""
-    for folder in may_have(run_folders(home), run):
-        if folder.name == run:
-            return folder if run not in _common_ids(home) else None
-        if _name_of_folder(folder) == run:
-            return folder
-    return None
+    return _by_name(home, may_have(run_folders(home), run)).get(run)
 
 
 def require_run_folder(home: Path, run: str) -> Path:
@@ -132,27 +127,17 @@ def require_run_folder(home: Path, run: str) -> Path:
         return folder
     if (refusal := denied(home, run)) is not None:
         raise ConfigError(refusal)
-    known = ", ".join(_names_of_folders(home))
+    known = ", ".join(_by_name(home, run_folders(home)))
     there = f"; there are {known}" if known else ""
     raise ConfigError(f"there is no run {run!r} with a folder in {home}{there}")
 
 
-def _names_of_folders(home: Path) -> list[str]:
-    """Return the names of the runs that have a folder in a home folder."""
-    taken = _common_ids(home)
-    names = ((_name_of_folder(folder) if folder.name in taken else folder.name) for folder in run_folders(home))
-    return [name for name in names if name is not None]
+def _by_name(home: Path, folders: Sequence[Path]) -> dict[str, Path]:
+    """Return some folders of a home folder by the names of their runs, without those whose run has none."""
+    if not folders or not (os.environ.get(STORE_VARIABLE) or (home / STORE_NAME).exists()):
+        return {folder.name: folder for folder in folders}  # without importing SQLAlchemy
+    from leyden.runs.stored_runs import common_ids, name_of_folder
 
-
-def _common_ids(home: Path) -> Collection[str]:
-    if not os.environ.get(STORE_VARIABLE) and not (home / STORE_NAME).exists():
-        return ()
-    from leyden.runs.stored_runs import common_ids
-
-    return common_ids(home)
-
-
-def _name_of_folder(folder: Path) -> str | None:
-    from leyden.runs.stored_runs import name_of_folder
-
-    return name_of_folder(folder)
+    taken = common_ids(home)
+    names = ((name_of_folder(folder, taken) if folder.name in taken else folder.name) for folder in folders)
+    return {name: folder for name, folder in zip(names, folders, strict=True) if name is not None}

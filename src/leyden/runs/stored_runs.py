@@ -163,9 +163,8 @@ async def compare_runs(
     return evaluations.compare_evaluations(*found).result
 
 
-def name_of_folder(folder: Path) -> str | None:
+def name_of_folder(folder: Path, taken: Collection[str]) -> str | None:
     """Return the name of the run whose folder this is; None if there is none, or its store cannot be read."""
-    taken = common_ids(folder.parent)
     with suppress(StoreUnusable), _folder_store(folder, taken) as found:
         return found.named.own
     return None
