@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-from msgspec import Struct
-
 from leyden.local.evaluate import EvaluatedModel
 from leyden.local.readable import Readable
 
 
-class Result(Readable, Struct, frozen=True):
+class Result(Readable, frozen=True):
     step: int
     best_error: float
     outcomes: dict[str, int]

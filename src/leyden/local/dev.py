@@ -38,7 +38,7 @@ from leyden.runs.run_folder import RunFolder
 _PROGRESS_EVERY_S = 30.0
 
 
-class DevReport(Readable, Struct, frozen=True):
+class DevReport(Readable, frozen=True):
     """Counts of what was recorded for some rollouts."""
 
     rollouts: int

@@ -4,7 +4,7 @@ import re
 import time
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import field
 
 from leyden.config import Config, ConfigError
 from leyden.local.notes import stderr_console
@@ -19,7 +19,7 @@ from leyden.runs.run_checkpoints import known_runs, with_model
 from leyden.runs.run_folder import RunFolder
 
 
-class EvaluatedModel(Readable, Struct, frozen=True):
+class EvaluatedModel(Readable, frozen=True):
     """The result of `leyden.evaluate`."""
 
     run: str
@@ -33,7 +33,7 @@ class EvaluatedModel(Readable, Struct, frozen=True):
     outcomes: dict[str, int]
     folder: Path
     seconds: float
-    pass_at: dict[int, float] = {}
+    pass_at: dict[int, float] = field(default_factory=dict)
     """By k, the share of tasks that at least one of k rollouts solves; empty with one rollout per task."""
 
 

@@ -1,12 +1,14 @@
 """Prints results as a person reads them."""
 
+from msgspec import Struct
+from msgspec.structs import asdict
 
-class Readable:
+
+class Readable(Struct, frozen=True):
     """Prints a record with a line for each field that says something."""
 
     def __str__(self) -> str:
-        values = {name: getattr(self, name) for name in self.__struct_fields__}  # type: ignore[attr-defined]
-        lines = {name.replace("_", " "): _readable(value) for name, value in values.items()}
+        lines = {name.replace("_", " "): _readable(value) for name, value in asdict(self).items()}
         width = max(map(len, lines))
         return "\n".join(f"{name:{width}}  {text}" for name, text in lines.items() if text)
 

@@ -39,7 +39,7 @@ from leyden.store.store import Store
 _NO_ANSWER = "the record has no answer to this call, and there is no model: --model NAME goes on with one"
 
 
-class ReplayedRollout(Readable, Struct, frozen=True):
+class ReplayedRollout(Readable, frozen=True):
     """What a recorded rollout became when its agent ran again."""
 
     rollout: str

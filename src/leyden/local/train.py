@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec import Struct
 from msgspec.structs import replace
 
 from leyden import __version__
@@ -58,7 +57,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "renderers", "peft", "vllm",
 """Whose versions a run records."""
 
 
-class TrainingResult(Readable, Struct, frozen=True):
+class TrainingResult(Readable, frozen=True):
     """The result of `leyden.train`."""
 
     run: str
