@@ -91,3 +91,10 @@ def compare(first: TaskRewards, second: TaskRewards) -> PairedDifference | None:
         tasks=len(both),
         unmatched=len(means[0].keys() ^ means[1].keys()),
     )
+
+
+def with_error(mean: float | None, error: float | None) -> str:
+    """Format a mean with its standard error, such as `0.750 ± 0.031`."""
+    if mean is None:
+        return "-"
+    return f"{mean:.3f}" if error is None else f"{mean:.3f} ± {error:.3f}"

@@ -9,9 +9,9 @@ from leyden.api.client import RemoteError
 from leyden.api.views import EvaluationQuery
 from leyden.cli.arguments import integer, run_name
 from leyden.cli.policies import PolicySummary, policies_table, summarise_policies
-from leyden.cli.printing import plural, print_json, print_table, stdout_console, with_error
+from leyden.cli.printing import plural, print_json, print_table, stdout_console
 from leyden.cli.source import add_source, open_source
-from leyden.estimates import estimate
+from leyden.estimates import estimate, with_error
 from leyden.store.read.evaluations import compare_evaluations
 
 

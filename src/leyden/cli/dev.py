@@ -9,8 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from leyden.cli.arguments import default_home
-from leyden.cli.printing import plural, print_table, with_error
+from leyden.cli.printing import plural, print_table
 from leyden.episodes import Episode
+from leyden.estimates import with_error
 from leyden.outcomes import MEANING
 from leyden.records import Call, RewardKind
 

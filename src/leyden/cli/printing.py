@@ -17,13 +17,6 @@ def print_json(value: Any) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value, enc_hook=str)).decode() + "\n")
 
 
-def with_error(value: float | None, error: float | None) -> str:
-    """Format a mean with its standard error, such as `0.750 ± 0.031`."""
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"
-
-
 def plural(count: int, noun: str) -> str:
     """Format a count with its noun: `1 rollout`, `2 rollouts`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -21,10 +21,11 @@ from leyden.api.wire import ListedRollout, RolloutDetail, RolloutPage, RunSummar
 from leyden.cli.arguments import identifier, integer, run_name
 from leyden.cli.dev import message_text
 from leyden.cli.policies import policies_table, summarise_policies
-from leyden.cli.printing import format_bytes, format_number, plural, print_json, print_table, stdout_console, with_error
+from leyden.cli.printing import format_bytes, format_number, plural, print_json, print_table, stdout_console
 from leyden.cli.source import add_source, all_runs, open_source
 from leyden.config import ConfigError
 from leyden.episodes import Episode
+from leyden.estimates import with_error
 from leyden.outcomes import Ending
 from leyden.records import Attempt, Call, CallCredit, Rollout, RunSettings, Sampling, Span, StepCredits
 from leyden.runs.run_folder import folder_size

@@ -14,9 +14,10 @@ from rich.text import Text
 
 from leyden.api.views import EngineView, Fleet, RunCard
 from leyden.cli.arguments import run_name
-from leyden.cli.printing import plural, print_json, print_table, stdout_console, with_error
+from leyden.cli.printing import plural, print_json, print_table, stdout_console
 from leyden.cli.source import Watched, add_source, open_watched
 from leyden.config import ConfigError
+from leyden.estimates import with_error
 from leyden.store.files.run_lock import INTERRUPTED
 
 _METRICS = (

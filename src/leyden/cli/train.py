@@ -15,9 +15,10 @@ from rich.markup import escape
 
 from leyden.cli.arguments import integer, run_name
 from leyden.cli.dev import format_counts, print_report
-from leyden.cli.printing import plural, print_json, stdout_console, with_error
+from leyden.cli.printing import plural, print_json, stdout_console
 from leyden.config import Config, ConfigError, override, read_config, read_file
 from leyden.documentation import page
+from leyden.estimates import with_error
 from leyden.extras import install_command
 from leyden.learner.ranks.launch import join, launch_of
 from leyden.local.preflight import check_inputs

@@ -9,6 +9,7 @@ from typing import Any
 
 from leyden import __version__
 from leyden.config import Config, ConfigError
+from leyden.estimates import with_error
 from leyden.models.source import BUNDLED, find_model
 from leyden.orchestrator.report.metrics_log import read_metrics
 from leyden.orchestrator.report.plot import metric_points
@@ -72,12 +73,12 @@ def _figures(metrics: Sequence[dict[str, Any]], step: int) -> str:
     measured = metric_points(metrics, "held_out/reward")
     steps = {0: "before training", step: "this model"}
     rows = [
-        f"| held-out tasks, step {at}{f', {steps[at]}' if at in steps else ''} | {_value(reward, errors.get(at))} |"
+        f"| held-out tasks, step {at}{f', {steps[at]}' if at in steps else ''} | {with_error(reward, errors.get(at))} |"
         for at, reward in measured
     ]
     test_errors = dict(metric_points(metrics, "test/error"))
     rows += [
-        f"| test tasks, step {at} | {_value(reward, test_errors.get(at))} |"
+        f"| test tasks, step {at} | {with_error(reward, test_errors.get(at))} |"
         for at, reward in metric_points(metrics, "test/reward")
     ]
     if not rows:
@@ -85,10 +86,6 @@ def _figures(metrics: Sequence[dict[str, Any]], step: int) -> str:
     best = "The best of several steps is chosen by its held-out reward, which is optimistic for it."
     note = f"± is a standard error, clustered by task. {best}"
     return "\n".join(["| mean reward | |", "| --- | --- |", *rows, "", note, ""])
-
-
-def _value(reward: float, error: float | None) -> str:
-    return f"{reward:.3f}" if error is None else f"{reward:.3f} ± {error:.3f}"
 
 
 def _name(reference: object) -> str:

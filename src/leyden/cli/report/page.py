@@ -10,9 +10,10 @@ import msgspec
 from msgspec import Struct
 
 from leyden.api.views import RunCard, Series
-from leyden.cli.printing import plural, with_error
+from leyden.cli.printing import plural
 from leyden.cli.report.samples import SamplePair, SampleRollout
 from leyden.config import document_to_toml
+from leyden.estimates import with_error
 from leyden.records import Run
 
 WIDTH, HEIGHT = 520, 220
