@@ -10,13 +10,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 from transformers import AutoConfig
 
 from leyden.api.client import Remote
-from leyden.api.wire import GroupSpec, LeaseRequest, RunSpec
+from leyden.api.wire import GroupSpec, LeaseRequest
 from leyden.config import Config, ConfigError, policy_configs
 from leyden.config.schema import ServerConfig
 from leyden.engine.protocol import ServedEngine, SocketAddress
@@ -26,7 +25,7 @@ from leyden.local.engines import running_engines
 from leyden.local.policies import load_policies, served_policy
 from leyden.local.readable import Readable
 from leyden.local.replaying import compare
-from leyden.local.stack import SupervisedPart, run_settings, run_with, server_and_worker
+from leyden.local.stack import SupervisedPart, run_spec, run_with, server_and_worker
 from leyden.models.source import ModelSource, find_model
 from leyden.orchestrator.rollouts.collector import RolloutCollector
 from leyden.records import Origin
@@ -118,7 +117,7 @@ async def _copy(config: Config, recorded: Episode, store: Path, run: str) -> str
     """Copy the calls of an episode into a run of a new store; return the attempt that has them there."""
     opened = await Store(store).start()
     try:
-        await opened.create_run(RunSpec(run, run_settings(config), msgspec.to_builtins(config)))
+        await opened.create_run(run_spec(config, run))
         await opened.enqueue(run, _group("record", recorded))
         [leased] = await opened.lease(LeaseRequest("record", run=run))
         await opened.record_calls(run, leased.attempt.id, [replace(call, origin=None) for call in recorded.calls])

@@ -202,9 +202,13 @@ def trainer_remote(server: LocalServer, folder: Path) -> RetryingRemote:
 
 async def _create_run(remote: Remote, config: Config, run: str) -> None:
     """Create the run; a resumed one keeps the settings of its start."""
-    known = {summary.id for summary in await remote.list_runs()}
-    if run not in known:
-        await remote.create_run(RunSpec(run, run_settings(config), msgspec.to_builtins(config)))
+    if not (await remote.run_exists(run)).exists:
+        await remote.create_run(run_spec(config, run))
+
+
+def run_spec(config: Config, run: str) -> RunSpec:
+    """Return the request of a run with a configuration."""
+    return RunSpec(run, run_settings(config), msgspec.to_builtins(config))
 
 
 def run_settings(config: Config) -> RunSettings:
