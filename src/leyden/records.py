@@ -29,6 +29,7 @@ MetricName = Annotated[
     str, Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$(?!\n)", max_length=200, description="text without control characters")
 ]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Token = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Real = Annotated[float, Meta(ge=-1e30, le=1e30, description="a number; neither infinite nor NaN")]
 SpanId = Annotated[str, Meta(pattern="^[0-9a-f]{16}$", max_length=16)]
@@ -93,8 +94,7 @@ class FixedAnswer(Struct, frozen=True, forbid_unknown_fields=True):
     answer: str
 
 
-Limit = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Schedule = Annotated[dict[Limit, Limit], Meta(min_length=1)]
+Schedule = Annotated[dict[AtLeastOne, AtLeastOne], Meta(min_length=1)]
 """By the step from which it applies, a limit of the rollouts of a training."""
 
 
@@ -129,9 +129,9 @@ class RunSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the model reasons before it answers, if its template can switch that; None: as the agent requests."""
     tool_calls: Literal["marked", "any"] = "marked"
     """What is a tool call: only text in the marks of the model's template, or also JSON that ends an answer."""
-    max_calls: Limit | Schedule | None = None
+    max_calls: AtLeastOne | Schedule | None = None
     """Limit of model calls per rollout, so that a looping policy ends."""
-    max_tokens: Limit | None = None
+    max_tokens: AtLeastOne | None = None
     """Limit of sampled tokens per rollout."""
     replay: bool = True
     """Whether a retry, or a rollout with an origin, gets its first answers from the record."""
@@ -184,7 +184,7 @@ class Origin(Struct, frozen=True, forbid_unknown_fields=True):
     """Where an attempt begins: its first calls are answered as those of an earlier attempt were, from the record."""
 
     attempt: Id
-    calls: Limit
+    calls: AtLeastOne
     """How many of that attempt's calls, in recorded order; those that were not answered are sampled."""
 
 
@@ -235,7 +235,7 @@ class Rollout(Struct, frozen=True):
 class DivergedCall(Struct, frozen=True):
     """The call at which an attempt asked something else than the record that it replayed; later ones are sampled."""
 
-    number: Limit
+    number: AtLeastOne
     why: str
 
 
@@ -299,7 +299,7 @@ class CallStatus(StrEnum):
 class VersionRun(Struct, frozen=True, array_like=True):
     """A run of consecutive tokens sampled by one version of the weights."""
 
-    tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    tokens: AtLeastOne
     number: Count
 
 

@@ -8,14 +8,11 @@ from msgspec.structs import force_setattr
 
 from leyden import defaults
 from leyden.patterns import PatternError, check_rule
-from leyden.records import DEFAULT_POLICY, FixedAnswer, Id, Name, Real, Schedule
+from leyden.records import DEFAULT_POLICY, AtLeastOne, Count, FixedAnswer, Id, Name, Real, Schedule, Share
 
-Whole = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-AtLeastOne = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Positive = Annotated[float, Meta(gt=0, le=1e30)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e30)]
-Share = Annotated[float, Meta(ge=0, lt=1)]
-UpToOne = Annotated[float, Meta(ge=0, le=1)]
+BelowOne = Annotated[float, Meta(ge=0, lt=1)]
 PolicyName = Annotated[
     str,
     Meta(
@@ -91,7 +88,7 @@ class SamplingConfig(_Section, frozen=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Sample only from the most likely tokens that have this total probability. Like `top_k` and `min_p` this biases
     training; see `training.allow_biased_sampling`."""
-    top_k: Whole = 0
+    top_k: Count = 0
     """Sample only from this many of the most likely tokens; 0: all."""
     min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """Sample only tokens with at least this fraction of the most likely token's probability; 0: all."""
@@ -103,9 +100,9 @@ class Hyperparameters(_Section, frozen=True):
     They are keys of `[algorithm]`. Each algorithm's file declares which it reads.
     """
 
-    gamma: UpToOne = 1.0
+    gamma: Share = 1.0
     """`discounted`, `gae`: the discount from one call to the next. All calls count as time, trained on or not."""
-    lam: UpToOne = 0.95
+    lam: Share = 0.95
     """`gae`: the weight of rewards against the critic; 1 uses rewards alone, 0 the next state's value."""
     spread: Literal["all", "last", "even"] = "all"
     """`stepwise`: the final reward goes whole to every selected call, to the last, or to each an equal part."""
@@ -116,7 +113,7 @@ class Hyperparameters(_Section, frozen=True):
     """`gigpo`: the weight of the step level beside the episode level."""
     branch_points: AtLeastOne = 1
     """`sampled`: the most points of a rollout from which it is continued."""
-    clip_low: Share = 0.2
+    clip_low: BelowOne = 0.2
     """Losses: ratios are clipped below 1 - clip_low."""
     clip_high: Annotated[float, Meta(ge=0)] = 0.28
     """Losses: ratios are clipped above 1 + clip_high."""
@@ -219,7 +216,7 @@ class AdapterConfig(_Section, frozen=True):
 class TrainingConfig(_Section, frozen=True):
     """Steps, batches and the optimiser."""
 
-    steps: Whole = 200
+    steps: Count = 200
     """Training steps of the run."""
     time_limit_s: Positive | None = None
     """Seconds after which the current step becomes the last one, with a measurement and a checkpoint."""
@@ -230,12 +227,12 @@ class TrainingConfig(_Section, frozen=True):
     task_order: Literal["shuffled", "by_difficulty"] = "shuffled"
     """`shuffled`: every task once, in a random order, then again in another; `by_difficulty`: tasks are drawn by the
     chance that their rewards differ, as their recent rollouts let expect."""
-    alternate: Whole = 0
+    alternate: Count = 0
     """If `policies` trains several: the steps of one policy before it is the next one's turn; 0: all in each step."""
     hard_tasks: Literal["keep", "continue"] = "keep"
     """Tasks of which fewer than half of the rollouts succeed: `keep` leaves them to their order, `continue` requests
     another group that begins inside the task's best rollout, whose first calls are replayed from the record."""
-    max_staleness: Whole = 0
+    max_staleness: Count = 0
     """How many publications may come between sampling a token and training on it. 0: agents wait while weights are
     trained; 1 or more: they go on, and the correction accounts for the difference."""
     early_gradient: bool = False
@@ -252,10 +249,10 @@ class TrainingConfig(_Section, frozen=True):
     as much; a run that is resumed keeps the one that it began with."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """The learning-rate schedule after the warm-up; `linear` and `cosine` would be 0 in the step after the last."""
-    warmup_steps: Whole = 0
+    warmup_steps: Count = 0
     """Steps over which the learning rate rises to its full value."""
     weight_decay: NotNegative = 0.0
-    betas: tuple[Share, Share] = (0.9, 0.99)
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.99)
     clip_norm: Positive = 1.0
     """The largest norm of the gradient; larger gradients are scaled down."""
     updates_per_step: AtLeastOne = 1
@@ -286,14 +283,14 @@ class TrainingConfig(_Section, frozen=True):
     in this process, on the GPU of the engine. On a CPU it is the number of processes."""
     device_timeout_s: Positive = 50.0
     """Several devices: seconds that their processes wait for one another before one of them counts as lost."""
-    restarts: Whole = 3
+    restarts: Count = 3
     """Several devices: how often a run whose training processes fail goes on by itself, from its checkpoint."""
 
 
 class EvaluationConfig(_Section, frozen=True):
     """Evaluation on the held-out tasks."""
 
-    every: Whole = 10
+    every: Count = 10
     """Steps between evaluations; 0: only before the first step and after the last."""
     rollouts: AtLeastOne | None = None
     """Rollouts per held-out task. If unset: 1, and for fewer than 32 tasks up to 4, so that there are about 32."""
@@ -326,7 +323,7 @@ class EngineConfig(_Section, frozen=True):
     them; if it dies they go on at another, while it is started again."""
     tensor_parallel: AtLeastOne = 1
     """CUDA devices over which each vLLM server divides the model."""
-    devices: tuple[Whole, ...] = ()
+    devices: tuple[Count, ...] = ()
     """The numbers of the CUDA devices of the replicas, `tensor_parallel` for each in turn; replicas may share one. If
     unset: the devices after the trainer's; a single replica on one device has the trainer's."""
     transfer: Literal["auto", "nccl"] = "auto"
@@ -375,7 +372,7 @@ HostPort = Annotated[str, Meta(pattern=r"^(\*|(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+
 class WorkerConfig(_Section, frozen=True):
     """The workers that run agents on this machine."""
 
-    processes: Whole | None = None
+    processes: Count | None = None
     """Processes that run agents; 0: none on this machine, start `leyden worker` elsewhere. If unset: the cores of
     the machine without the four that trainer, server and engine use, from 1 to 16."""
     concurrency: AtLeastOne | None = None
@@ -524,9 +521,9 @@ class Config(_Section, frozen=True):
     """New names of columns of the task files, each with the name that it has there."""
     drop_duplicates: bool = False
     """Whether a task that a file has twice is dropped; otherwise it is an error."""
-    held_out: str | Whole | Share = 0.1
+    held_out: str | Count | BelowOne = 0.1
     """The tasks for evaluation: a file, a number of the tasks, or a fraction of them."""
-    test: str | Whole | Share = 0
+    test: str | Count | BelowOne = 0
     """The tasks that are evaluated once, at the end, with the best checkpoint: a file, a number of the tasks, or a
     fraction of them. The best checkpoint is chosen on the held-out tasks, so its reward there is optimistic. If none
     is better there than the model before training, that model is evaluated."""
@@ -536,7 +533,7 @@ class Config(_Section, frozen=True):
     """The name of the policy that is trained: of its calls in the record, its checkpoints and its metrics."""
     policies: dict[PolicyName, PolicyConfig] = {}
     """By name, policies with weights of their own, in place of `policy`."""
-    seed: Whole = 0
+    seed: Count = 0
     base: str = "."
     """The folder that files and modules are relative to; default: the folder of the configuration file."""
     home: str = "runs"

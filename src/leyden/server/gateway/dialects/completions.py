@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from leyden.records import Token
 from leyden.server.gateway.dialects.base import Dialect, DialectRequest, ModelAccess, RouteRequest
 from leyden.server.gateway.dialects.encoding import decode_body, given_of, sse_event
 from leyden.server.gateway.dialects.openai import SamplingParameters, openai_error
@@ -23,7 +24,6 @@ from leyden.server.gateway.errors import GatewayError, invalid
 
 _DEFAULT_MAX_TOKENS = 16  # as in OpenAI's service
 _MAX_PROMPTS = 128
-_TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
 class _UsageOption(Struct, frozen=True):
@@ -104,7 +104,7 @@ def _prompts(prompt: str | list[Any]) -> list[str | tuple[int, ...]]:
     if not 0 < len(many) <= _MAX_PROMPTS:
         raise invalid(f"send 1 to {_MAX_PROMPTS} prompts", "prompt")
     try:
-        return [one if isinstance(one, str) else tuple(msgspec.convert(one, list[_TokenId])) for one in many]
+        return [one if isinstance(one, str) else tuple(msgspec.convert(one, list[Token])) for one in many]
     except msgspec.ValidationError as error:
         raise invalid(f"a prompt is a text or a list of token ids: {error}", "prompt") from error
 
