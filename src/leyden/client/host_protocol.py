@@ -142,7 +142,7 @@ class BlockerFound(Struct, frozen=True, tag="blocked"):
     attempt: str | None
 
 
-ToHost = RunAttempt | StopAttempt | FlushSpans | Ping | FindBlocker
+ToHost = HostSetup | RunAttempt | StopAttempt | FlushSpans | Ping | FindBlocker
 ToWorker = HostReady | HostFailed | CodeReturned | StopReply | SpansFlushed | StepReward | Pong | BlockerFound
 
 
@@ -186,6 +186,7 @@ class MessagePipe:
     """The blocking end of the socket: threads of a host use it even while the host's event loop is blocked."""
 
     def __init__(self, end: socket.socket) -> None:
+        self._decode: Callable[[bytes], ToHost] = msgspec.json.Decoder(ToHost).decode
         self._socket = end
         self._file = end.makefile("rb")
         self._sending = threading.Lock()
@@ -196,7 +197,7 @@ class MessagePipe:
         with self._sending, suppress(OSError):
             self._socket.sendall(data)
 
-    def receive(self, expected: type[T]) -> T | None:
+    def receive(self) -> ToHost | None:
         """Return the next message; None when the worker is gone."""
         body = read_frame_blocking(self._file)
-        return None if body is None else msgspec.json.decode(body, type=expected)
+        return None if body is None else self._decode(body)

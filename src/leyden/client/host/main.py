@@ -221,7 +221,7 @@ class Host:
 def _listen(pipe: MessagePipe, serving: Future[Host]) -> None:
     """Receive messages in a thread, because an agent may block the event loop or take long to load."""
     try:
-        while (message := pipe.receive(ToHost)) is not None:  # type: ignore[arg-type]  # a union is no type
+        while (message := pipe.receive()) is not None:
             serving.result().on_message(message)
     except Exception:  # a corrupt message: without this thread the process could not be stopped
         _log.exception("the connection to the worker failed")
@@ -250,8 +250,8 @@ def main(fd: int, crash_fd: int) -> None:
     os.set_inheritable(fd, False)
     report_crashes_to(crash_fd)
     pipe = MessagePipe(socket.socket(fileno=fd))
-    setup = pipe.receive(HostSetup)
-    if setup is None:
+    setup = pipe.receive()
+    if not isinstance(setup, HostSetup):
         end()
     apply_limits(setup.isolation.memory_mb, threads=setup.concurrency)
     sys.path.extend(folder for folder in setup.path if folder not in sys.path)

@@ -129,7 +129,7 @@ class CommandHost:
 
 
 async def _serve(end: socket.socket) -> None:
-    stream: MessageStream[ToHost] = await MessageStream.connect(end, HostSetup | ToHost)
+    stream: MessageStream[ToHost] = await MessageStream.connect(end, ToHost)
     setup = await stream.receive()
     if not isinstance(setup, HostSetup):
         return
