@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -48,6 +48,7 @@ from leyden.records import DEFAULT_POLICY
 from leyden.rl.registry import unused_settings
 from leyden.runs.checkpoint_files import latest_checkpoint
 from leyden.runs.run_folder import RunFolder
+from leyden.runs.run_names import STORE_NAME
 from leyden.store.database import Database
 from leyden.store.read import queries
 
@@ -100,12 +101,9 @@ class TrainingResult(Readable, frozen=True):
 
     def episodes(self, group: str) -> list[Episode]:
         """Return the episodes of a group: `train-0` is the run's first, `eval-20-TASK` is of step 20's evaluation."""
-        database = Database(str(self.folder / "leyden.db"), readonly=True)
-        try:
-            with database.reader.begin() as connection:
-                return queries.group_episodes(connection, self.run, group)
-        finally:
-            database.close()
+        store = Database(self.folder / STORE_NAME, readonly=True)
+        with closing(store), store.reader.begin() as connection:
+            return queries.group_episodes(connection, self.run, group)
 
     @property
     def checkpoint(self) -> Path | None:

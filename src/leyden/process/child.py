@@ -82,10 +82,8 @@ class ChildProcess:
             command = guarded(command, guard, pass_fds, report)
         order = b""
         if isinstance(place, RemotePlace):
-            words, pairs = (
-                list(command)[: len(command) - len(pass_fds)],
-                [(str(one), place.path(one)) for one in listens],
-            )
+            words = list(command)[: len(command) - len(pass_fds)]
+            pairs = [(str(one), place.path(one)) for one in listens]
             order = to_frame(msgspec.json.encode(ProxyOrder(place, words, added_variables(environment), pairs)))
             command, environment = module_command("leyden.process.proxy", *pass_fds), None
         with ExitStack() as opened:

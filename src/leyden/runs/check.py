@@ -8,6 +8,7 @@ from msgspec import Struct
 from sqlalchemy import select
 
 from leyden.runs.checkpoint_files import checkpoint_folder, checkpoint_policies, checkpoint_steps, find_damage
+from leyden.runs.run_names import STORE_NAME
 from leyden.store import schema
 from leyden.store.database import Database
 from leyden.store.errors import StoreUnusable
@@ -28,7 +29,7 @@ class CheckedPart(Struct, frozen=True):
 def check_run(folder: Path) -> list[CheckedPart]:
     """Verify everything that a run keeps."""
     parts = []
-    if (database := folder / "leyden.db").exists():
+    if (database := folder / STORE_NAME).exists():
         parts.append(_check_file(database))
         parts.append(_check_records(database))
     for policy in checkpoint_policies(folder):

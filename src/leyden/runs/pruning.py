@@ -17,7 +17,7 @@ from leyden.runs.checkpoint_files import (
     read_last_closed_step,
 )
 from leyden.runs.run_folder import RunFolder, folder_size
-from leyden.runs.run_names import own_run
+from leyden.runs.run_names import STORE_NAME, own_run
 from leyden.store.read import queries
 from leyden.store.store import Store
 
@@ -42,8 +42,8 @@ async def prune_run(path: Path, what: Collection[Prunable] = PRUNABLE, keep: int
         if "checkpoints" in what:
             for policy, found in steps.items():
                 _prune_checkpoints(checkpoint_folder(path, policy), found, common[-keep:])
-        if common and {"output", "spans"} & {*what} and (path / "leyden.db").exists():
-            store = await Store(path / "leyden.db").start()
+        if common and {"output", "spans"} & {*what} and (path / STORE_NAME).exists():
+            store = await Store(path / STORE_NAME).start()
             newest = checkpoint_folder(path, next(iter(steps))) / f"step-{common[-1]}"
             last = read_last_closed_step(newest / STATE_FILE)
             try:

@@ -46,9 +46,9 @@ def signature(folder: Path) -> Signature:
 
     Raises `OSError` if the store was deleted.
     """
-    found = [(folder / "leyden.db").stat()]
+    found = [(folder / STORE_NAME).stat()]
     with suppress(FileNotFoundError):
-        found.append((folder / "leyden.db-wal").stat())
+        found.append((folder / f"{STORE_NAME}-wal").stat())
     return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in found)
 
 
