@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from leyden.api import views, wire
 from leyden.api.endpoint import Permission, endpoint
+from leyden.api.fleet import Fleet
 from leyden.episodes import Episode
 from leyden.records import Call, Group, Metric, Reward, Run, StepCredits, Version, Worker
 
@@ -239,5 +240,5 @@ class ControlApi:
         """Return the prefix tree of a group's calls."""
 
     @endpoint("GET", "/api/fleet", Permission.READ_ALL)
-    def fleet(self) -> views.Fleet:
+    def fleet(self) -> Fleet:
         """Return workers, engines, active attempts and the queue; also of trainings that run in the home folder."""

@@ -10,7 +10,8 @@ from typing import ParamSpec, TypeVar
 from msgspec import Struct
 
 from leyden.api.client import Remote, RemoteError, read_key
-from leyden.api.views import Fleet, RunCard, Series, join_fleets
+from leyden.api.fleet import Fleet, join_fleets
+from leyden.api.views import RunCard, Series
 from leyden.api.wire import Recorded, RunSummary
 from leyden.cli.arguments import add_store
 from leyden.cli.policies import policy_series

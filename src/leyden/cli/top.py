@@ -12,7 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from leyden.api.views import EngineView, Fleet, RunCard
+from leyden.api.fleet import EngineView, Fleet
+from leyden.api.views import RunCard
 from leyden.cli.arguments import run_name
 from leyden.cli.printing import plural, print_json, print_table, stdout_console
 from leyden.cli.source import Watched, add_source, open_watched

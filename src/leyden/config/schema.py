@@ -690,7 +690,7 @@ class Config(_Section, frozen=True):
                 )
         if not trained:
             raise ValueError("`policies` has none to train: set `trained = true` for one of them")
-        if self.training.offload == "optimiser" and trained and all(self.policies[name].lora for name in trained):
+        if self.training.offload == "optimiser" and all(self.policies[name].lora for name in trained):
             raise ValueError(
                 "`training.offload`: the optimisers of adapters take little memory, and all `policies` have `lora`: "
                 "leave it out"

@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from leyden.api.views import Fleet
+from leyden.api.fleet import Fleet
 
 STORE_NAME = "leyden.db"
 _CONFIG_NAME = "config.toml"

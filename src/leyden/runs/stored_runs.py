@@ -12,7 +12,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DatabaseError
 
 from leyden.api.client import Remote
-from leyden.api.views import Evaluation, EvaluationQuery, Fleet, RunCard, add_engines
+from leyden.api.fleet import Fleet, add_engines
+from leyden.api.views import Evaluation, EvaluationQuery, RunCard
 from leyden.api.wire import RunSummary
 from leyden.config.schema import STORE_VARIABLE
 from leyden.estimates import PairedDifference

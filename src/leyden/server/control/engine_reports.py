@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 from sqlalchemy.exc import DBAPIError
 
-from leyden.api.views import EngineReport, EngineView
+from leyden.api.fleet import EngineReport, EngineView
 from leyden.background import start_background, wait_set
 from leyden.engine.router import ReplicaRouter
 from leyden.server.gateway.served_model import ServedModel

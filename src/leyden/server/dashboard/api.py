@@ -9,13 +9,13 @@ import time
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
+from leyden.api.fleet import Fleet, add_engines, join_fleets
 from leyden.api.views import (
     AttemptQuery,
     Comparison,
     ComparisonQuery,
     EvaluationQuery,
     Facets,
-    Fleet,
     PointsQuery,
     PrefixTree,
     RolloutView,
@@ -23,8 +23,6 @@ from leyden.api.views import (
     RunFiles,
     RunRewards,
     SeriesQuery,
-    add_engines,
-    join_fleets,
 )
 from leyden.records import DEFAULT_POLICY, Run
 from leyden.runs.run_files import read_run_files

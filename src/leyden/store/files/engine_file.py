@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from leyden.api.views import EngineReport
+from leyden.api.fleet import EngineReport
 
 _FILE = "engines.json"
 _STALE_S = 30.0

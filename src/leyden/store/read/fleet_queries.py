@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from sqlalchemy import Connection, func, select
 
-from leyden.api.views import MAX_LEASES, Fleet, LeaseView, WorkerView
+from leyden.api.fleet import MAX_LEASES, Fleet, LeaseView, WorkerView
 from leyden.store.schema import ACTIVE, LEASABLE, attempts, rollouts, versions, workers
 
 _RECENT_S = 600.0
