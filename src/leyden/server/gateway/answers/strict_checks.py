@@ -1,10 +1,11 @@
 """Counts how the calls of strict tools follow their schemas, if no grammar enforced them.
 
-Agents send any schema. So the calls are checked in a process of their own, after they were answered: no schema can take
-the server's time or delay an answer. What cannot be checked in time counts as unchecked.
+Agents send any schema. So the calls are checked after they were answered, in a process of their own (`main`): no schema
+can take the server's time or delay an answer. What cannot be checked in time counts as unchecked.
 """
 
 import asyncio
+import sys
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,13 +14,28 @@ from typing import Any
 import msgspec
 
 from leyden.background import start_background
-from leyden.process.answering import AnsweringProcess
+from leyden.process.answering import AnsweringProcess, answer_requests
 
-_MODULE = "leyden.server.gateway.answers.strict_process"
+_MODULE = "leyden.server.gateway.answers.strict_checks"
+_CHECK_S = 1.0
+"""CPU time for the schemas of one answer."""
 _MAX_WAITING, _MAX_OF_SESSION = 256, 8
 """Answers whose calls wait to be checked, in all and of one session."""
 _TIMEOUT_S = 10.0
-"""For the calls of one answer; the process itself limits its CPU time to a second."""
+"""For the calls of one answer, on a busy machine."""
+
+
+def main(fd: int) -> None:
+    """Check calls until the socket closes. A request is a list of pairs as `StrictChecks.add` takes it."""
+    from leyden.rl.signals.schemas import CheckTime, check_text  # slow to import, and the server does without
+
+    decode = msgspec.json.Decoder(list[tuple[str, Any]]).decode
+
+    def answer(body: bytes) -> bytes:
+        allowed = CheckTime(_CHECK_S)
+        return msgspec.json.encode([check_text(text, schema, allowed).result for text, schema in decode(body)])
+
+    answer_requests(fd, answer)
 
 
 class StrictChecks:
@@ -66,3 +82,7 @@ class StrictChecks:
                 self.counts["unchecked"] += len(calls)
             else:
                 self.counts.update(msgspec.json.decode(reply, type=list[str]))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
