@@ -1,7 +1,6 @@
 """Runs every detector over what a training shows, and words their warnings."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from leyden.config import Config
@@ -54,8 +53,7 @@ class PolicyHealth:
 
     def find_collapse(self, report: StepReport) -> str | None:
         """Return that the entropy collapses in a step."""
-        entropies = [found for one in report.metrics if (found := one.statistics.get("entropy")) is not None]
-        return self._collapse.add_entropy(fmean(entropies) if entropies else None)
+        return self._collapse.add_entropy(report.entropy)
 
     def find_warnings(self, report: StepReport) -> Iterator[str]:
         """Yield what else is wrong with a step."""

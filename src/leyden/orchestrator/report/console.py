@@ -26,12 +26,8 @@ class ConsoleReport:
         several: bool = False,
     ) -> None:
         """With `several` policies each line of a step names its policy."""
-        self._console, self._steps, self._held_out = (
-            console,
-            steps,
-            None if held_out is None else _reward(held_out, error),
-        )
-        self._several, self._measured_at = several, measured_at
+        self._console, self._steps, self._several = console, steps, several
+        self._held_out, self._measured_at = None if held_out is None else _reward(held_out, error), measured_at
         self._line, self._progress = ProgressLine(console), dict[str, str]()
 
     def progress(self, step: int, done: int, total: int, what: str) -> None:
@@ -67,7 +63,7 @@ class ConsoleReport:
             self._evaluated(report),
             _counts(accounting.outcomes),
             f"{accounting.groups_flat} of {accounting.groups} groups flat",
-            f"entropy {_entropy(report)}",
+            "entropy none" if report.entropy is None else f"entropy {report.entropy:.2f}",
             f"{report.sampled} tokens",
             "sampled before" if report.sampling_speed is None else f"{report.sampling_speed:.0f} tok/s sampled",
             f"{_speed(trained, report.training_s)} trained",
@@ -103,11 +99,6 @@ class ConsoleReport:
 
 def _reward(reward: float | None, error: float | None) -> str:
     return _number(reward) + (f" ± {error:.3f}" if error is not None else "")
-
-
-def _entropy(report: StepReport) -> str:
-    found = [value for one in report.metrics if (value := one.statistics.get("entropy")) is not None]
-    return f"{fmean(found):.2f}" if found else "none"
 
 
 def _number(value: float | None) -> str:

@@ -123,11 +123,12 @@ class StepReport(Struct):
 
     def count_tokens(self, calls: Sequence[Call], publications: Publications) -> None:
         """Add the tokens of some calls of one rollout."""
-        self.lengths += [len(call.completion_ids) for call in calls]
-        self.rollout_lengths.append(sum(len(call.completion_ids) for call in calls))
+        lengths = [len(call.completion_ids) for call in calls]
+        self.lengths += lengths
+        self.rollout_lengths.append(sum(lengths))
         for run in (run for call in calls for run in call.versions):
             self.staleness[publications.staleness(run.number)] += run.tokens
-        self.sampled += sum(len(call.completion_ids) for call in calls)
+        self.sampled += sum(lengths)
         self.sampled_now += sum(len(call.completion_ids) for call in calls if call.started >= self.started)
 
     @property
@@ -143,6 +144,12 @@ class StepReport(Struct):
     def publishing_s(self) -> float:
         """How long the engine took to serve new weights."""
         return self.publication.seconds if self.publication is not None else 0.0
+
+    @property
+    def entropy(self) -> float | None:
+        """The mean entropy of the updates; None without an update that has one."""
+        found = [value for one in self.metrics if (value := one.statistics.get("entropy")) is not None]
+        return fmean(found) if found else None
 
     @property
     def reward(self) -> float | None:

@@ -88,9 +88,10 @@ class Difficulty:
         wanted = self._first[0] / self._first.sum()
         for _ in range(40):
             middle = (low * high) ** 0.5
-            low, high = (
-                (middle, high) if informative_chance(np.zeros(2), middle, self._size) < wanted else (low, middle)
-            )
+            if informative_chance(np.zeros(2), middle, self._size) < wanted:
+                low = middle
+            else:
+                high = middle
         self._chances = informative_chance(self._counts, high, self._size)
 
     def _probabilities(self, running: Collection[str]) -> Floats:
