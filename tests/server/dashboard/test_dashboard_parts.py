@@ -179,7 +179,7 @@ async def test_a_damaged_store_hides_no_other_run(tmp_path: Path) -> None:
         database.execute("ALTER TABLE runs RENAME TO lost")
     store = await Store(tmp_path / "leyden.db").start()
     stores = RunStores(store, tmp_path)
-    assert await stores.runs(None) == ["sound"]
+    assert list(await stores.runs(None)) == ["sound"]
     stores.close()
     await store.close()
 
@@ -233,7 +233,7 @@ async def test_a_run_whose_folder_was_deleted_is_not_found_and_its_store_is_clos
     shutil.rmtree(tmp_path / "other")
     with pytest.raises(NotFound, match="no run 'other'"):
         await stores.read("other", queries.get_run)
-    assert await stores.runs(None) == []
+    assert list(await stores.runs(None)) == []
     assert not [path for path in open_files() if path.startswith(str(tmp_path / "other"))]
     stores.close()
     await store.close()
@@ -248,7 +248,7 @@ async def test_the_totals_of_a_run_that_was_started_over_are_its_own(tmp_path: P
         await other.create_run(RunSpec("other"))
         await other.enqueue("other", GroupSpec("g", Task("t", {}), size))
         await other.close()
-        found.append((await stores.digest("other")).states)
+        found.append((await stores.digest(await stores.find("other"))).states)
         shutil.rmtree(tmp_path / "other")
     assert found == [{"queued": 2}, {"queued": 5}]
     stores.close()
@@ -310,7 +310,7 @@ async def test_totals_of_runs_that_are_gone_are_not_kept(tmp_path: Path, monkeyp
     async def digest_all() -> list[str]:
         read.clear()
         for run in ("mine", "stays", "other", "never"):
-            await stores.digest(run)
+            await stores.digest(await stores.find(run))
         return list(read)
 
     async def train_other() -> None:
@@ -327,7 +327,7 @@ async def test_totals_of_runs_that_are_gone_are_not_kept(tmp_path: Path, monkeyp
     await digest_all()
     await store.delete_run("mine")
     shutil.rmtree(tmp_path / "other")
-    assert await stores.runs(None) == ["stays"]
+    assert list(await stores.runs(None)) == ["stays"]
     await store.create_run(RunSpec("mine"))
     await train_other()
     assert await digest_all() == ["mine", "other", "never"]
@@ -536,7 +536,7 @@ async def test_a_live_run_lists_the_runs_beside_it(tmp_path: Path) -> None:
     await other.create_run(RunSpec("other"))
     await other.close()
     stores = RunStores(own, tmp_path, tmp_path / "mine")
-    assert await stores.runs(None) == ["mine", "other"]
+    assert list(await stores.runs(None)) == ["mine", "other"]
     assert (await stores.read("other", queries.get_run)).id == "other"
     stores.close()
     await own.close()

@@ -5,6 +5,7 @@
 import csv
 import io
 import time
+from contextlib import suppress
 
 from msgspec.structs import replace
 from sqlalchemy import Connection
@@ -31,6 +32,7 @@ from leyden.server.control.engine_reports import report_engines
 from leyden.server.control.keys import Key
 from leyden.server.dashboard.prefix_tree import prefix_tree
 from leyden.server.dashboard.rollout_view import rollout_view, tokenizer_of
+from leyden.server.dashboard.run_stores import StoreRun
 from leyden.server.http.responses import Raw, Request
 from leyden.server.service import ServerContext
 from leyden.store.errors import NotFound
@@ -40,14 +42,20 @@ from leyden.store.read import evaluations, fleet_queries, queries, rollout_searc
 
 
 async def overview(service: ServerContext, key: Key) -> list[RunCard]:
-    cards = [await run_card(service, key, run) for run in await service.run_stores.runs(key.run)]
+    cards: list[RunCard] = []
+    for run, at in (await service.run_stores.runs(key.run)).items():
+        with suppress(NotFound, OSError):  # deleted meanwhile
+            cards.append(await _card(service, run, at))
     return sorted(cards, key=lambda card: -card.created)
 
 
 async def run_card(service: ServerContext, key: Key, run: str) -> RunCard:
-    digest = await service.run_stores.digest(run)
-    held = is_run_held((await service.run_stores.find(run))[0] or service.options.home)
-    return replace(await service.run_stores.read(run, views.run_card, time.time(), digest, held), id=run)
+    return await _card(service, run, await service.run_stores.find(run))
+
+
+async def _card(service: ServerContext, run: str, at: StoreRun) -> RunCard:
+    digest, held = await service.run_stores.digest(at), is_run_held(at[0] or service.options.home)
+    return replace(await service.run_stores.read_at(at, views.run_card, time.time(), digest, held), id=run)
 
 
 async def view_run(service: ServerContext, key: Key, run: str) -> Run:
@@ -55,8 +63,8 @@ async def view_run(service: ServerContext, key: Key, run: str) -> Run:
 
 
 async def run_files(service: ServerContext, key: Key, run: str) -> RunFiles:
-    await service.run_stores.read(run, queries.get_run)
-    folder, _ = await service.run_stores.find(run)
+    folder, _ = at = await service.run_stores.find(run)
+    await service.run_stores.read_at(at, queries.get_run)
     return await service.run_stores.in_thread(lambda: read_run_files(folder or service.options.home))
 
 
@@ -78,7 +86,7 @@ async def series_csv(service: ServerContext, request: Request[None, SeriesQuery]
 
 
 async def run_rewards(service: ServerContext, key: Key, run: str, query: PointsQuery) -> RunRewards:
-    return (await service.run_stores.digest(run)).rewards(query)
+    return (await service.run_stores.digest(await service.run_stores.find(run))).rewards(query)
 
 
 async def compare_run(service: ServerContext, key: Key, run: str, query: ComparisonQuery) -> Comparison:
@@ -91,11 +99,12 @@ async def compare_run(service: ServerContext, key: Key, run: str, query: Compari
 
 
 async def facets(service: ServerContext, key: Key, run: str) -> Facets:
-    return await service.run_stores.read(run, rollout_search.facets, await service.run_stores.digest(run))
+    at = await service.run_stores.find(run)
+    return await service.run_stores.read_at(at, rollout_search.facets, await service.run_stores.digest(at))
 
 
 async def view_rollout(service: ServerContext, key: Key, run: str, rollout: str, query: AttemptQuery) -> RolloutView:
-    folder, _ = await service.run_stores.find(run)
+    folder, _ = at = await service.run_stores.find(run)
 
     def read(connection: Connection, run: str) -> RolloutView:
         detail = queries.get_rollout(connection, run, rollout)
@@ -113,11 +122,11 @@ async def view_rollout(service: ServerContext, key: Key, run: str, rollout: str,
         several = views.has_policies(connection, run)
         return rollout_view(detail, episode, siblings, credits, versions, several, tokenizers)
 
-    return await service.run_stores.read(run, read)
+    return await service.run_stores.read_at(at, read)
 
 
 async def view_tree(service: ServerContext, key: Key, run: str, group: str) -> PrefixTree:
-    folder, _ = await service.run_stores.find(run)
+    folder, _ = at = await service.run_stores.find(run)
 
     def read(connection: Connection, run: str) -> PrefixTree:
         episodes = queries.group_episodes(connection, run, group)
@@ -125,7 +134,7 @@ async def view_tree(service: ServerContext, key: Key, run: str, group: str) -> P
         tokenizer = tokenizer_of(service, policy, folder)
         return prefix_tree(episodes, tokenizer.decode if tokenizer is not None else lambda ids: "")
 
-    return await service.run_stores.read(run, read)
+    return await service.run_stores.read_at(at, read)
 
 
 async def fleet(service: ServerContext, key: Key) -> Fleet:

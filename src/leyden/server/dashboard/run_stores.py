@@ -70,12 +70,18 @@ class RunStores:
         self, run: str, query: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run a query with the id of a run in the store that has it; in this server's if none has."""
-        folder, id = await self.find(run)
+        return await self.read_at(await self.find(run), query, *args, **kwargs)
+
+    async def read_at(
+        self, at: StoreRun, query: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a query with a run that was found before."""
+        folder, id = at
         return await self._read(folder, lambda reader: query(reader, id, *args, **kwargs))
 
-    async def digest(self, run: str) -> RunDigest:
+    async def digest(self, at: StoreRun) -> RunDigest:
         """Return the totals of a run. Requests without an event in between share them."""
-        folder, id = await self.find(run)
+        folder, id = at
         async with self._digesting[folder, id]:  # one reading at a time: other requests of a store wait for its readers
             newest = await self._read(folder, partial(views.newest_event, run=id))
             last, digest = self._digests.get((folder, id), (None, None))
@@ -85,8 +91,8 @@ class RunStores:
                     self._digests[folder, id] = newest, digest
             return digest
 
-    async def runs(self, only: str | None) -> list[str]:
-        """Return the names of all runs, oldest first within each store, or of one if it exists.
+    async def runs(self, only: str | None) -> dict[str, StoreRun]:
+        """Return where all runs are, by name, oldest first within each store, or one if it exists.
 
         When all are listed, the totals of runs that were deleted are forgotten.
         """
@@ -98,7 +104,7 @@ class RunStores:
             kept = set(found.values())
             self._digests = {run: digest for run, digest in self._digests.items() if run in kept}
             self._digesting = defaultdict(asyncio.Lock, {run: self._digesting[run] for run in self._digests})
-        return [run for run in found if only in (None, run)]
+        return {run: at for run, at in found.items() if only in (None, run)}
 
     async def find(self, run: str) -> StoreRun:
         """Return where the run of a name is: the folder with its store (None: this server's) and its id there.
