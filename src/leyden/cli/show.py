@@ -3,7 +3,7 @@
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +23,7 @@ from leyden.cli.dev import message_text
 from leyden.cli.policies import policies_table, summarise_policies
 from leyden.cli.printing import format_bytes, format_number, plural, print_json, print_table, stdout_console
 from leyden.cli.source import add_source, all_runs, open_source
-from leyden.config import ConfigError
+from leyden.config import ConfigError, flattened
 from leyden.episodes import Episode
 from leyden.estimates import with_error
 from leyden.outcomes import Ending
@@ -143,9 +143,11 @@ async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
     rewarded += "" if best == "-" else f", best {best}"
     sampled = f"{plural(summary.calls, 'call')}, {plural(summary.tokens, 'sampled token')}"
     console.print(f"{sampled}, {rewarded}", soft_wrap=True)
-    usual = dict(_settings(msgspec.to_builtins(RunSettings()) | {"sampling": msgspec.structs.asdict(Sampling())}))
-    found = _settings(msgspec.to_builtins(run.settings))
-    settings = [f"{name} = {value}" for name, value in found if value != usual.get(name)]
+    usual = flattened(msgspec.to_builtins(RunSettings()) | {"sampling": msgspec.structs.asdict(Sampling())})
+    found = flattened(msgspec.to_builtins(run.settings)).items()
+    settings = [
+        f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in found if value != usual.get(name)
+    ]
     console.print(f"settings  {escape(', '.join(settings)) or 'defaults'}", soft_wrap=True)
     if policies:
         print_table(console, policies_table(policies))
@@ -155,15 +157,6 @@ async def _show_run(source: RunSource, options: argparse.Namespace) -> None:
         console.print(f"{len(listed)} of {total} that match{onward}")
     elif len(listed) == options.limit:
         console.print(f"more: leyden show {run.id} --after {listed[-1].id}", soft_wrap=True)
-
-
-def _settings(document: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the settings of a run by their whole names, written as in a configuration."""
-    for name, value in document.items():
-        if isinstance(value, Mapping):
-            yield from _settings(value, f"{section}{name}.")
-        else:
-            yield f"{section}{name}", json.dumps(value, ensure_ascii=False)
 
 
 async def _search(

@@ -5,7 +5,7 @@ the agent that it names exist is checked by the code that uses them, before any 
 """
 
 from leyden.config.policies import policy_configs, trained_policies
-from leyden.config.reading import ConfigError, document_to_toml, override, read_config, read_file, to_toml
+from leyden.config.reading import ConfigError, document_to_toml, flattened, override, read_config, read_file, to_toml
 from leyden.config.schema import (
     AdapterConfig,
     AlgorithmConfig,
@@ -28,6 +28,7 @@ __all__ = [
     "PolicyConfig",
     "TrainingConfig",
     "document_to_toml",
+    "flattened",
     "override",
     "policy_configs",
     "read_config",

@@ -99,6 +99,15 @@ def document_to_toml(document: Mapping[str, Any]) -> str:
     return tomli_w.dumps(_without_none(document))
 
 
+def flattened(document: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """Return the values of a document by the whole names of their keys, as in `training.steps`."""
+    found: dict[str, Any] = {}
+    for name, value in document.items():
+        key = dotted(section, name)
+        found |= flattened(value, key) if isinstance(value, Mapping) else {key: value}
+    return found
+
+
 def _put(document: Document, key: str, value: Any) -> None:
     *sections, name = key.split(".")
     for section in sections:

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from leyden.config import Config, ConfigError, read_config, to_toml
+from leyden.config import Config, ConfigError, flattened, read_config, to_toml
 from leyden.runs.run_names import STORE_NAME
 from leyden.store.files.run_lock import LOCK_NAME, is_run_held
 from leyden.user_code.fingerprint import Fingerprint, edited_files, fingerprint
@@ -264,17 +264,9 @@ def _differences(path: Path, config: Config) -> dict[str, tuple[Any, Any]]:
     """Return the keys that differ, with the earlier value and the present one."""
     if not path.exists():
         return {}
-    before = _flat(tomllib.loads(to_toml(stored_config(path.parent))))
-    now = _flat(tomllib.loads(to_toml(config)))
+    before, now = (flattened(tomllib.loads(to_toml(one))) for one in (stored_config(path.parent), config))
     changed = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
     return {key: (before.get(key), now.get(key)) for key in changed}
-
-
-def _flat(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in document.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
 
 
 def stored_config(path: Path) -> Config:
