@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from leyden.cli.dev import transcript
-from leyden.cli.printing import print_json, stdout_console
+from leyden.cli.printing import print_commands, print_json, stdout_console
 from leyden.cli.train import add_settings, configuration, needs_torch
 from leyden.config import ConfigError
 from leyden.extras import install_command
@@ -78,8 +78,7 @@ def _print_result(console: Console, trained: "TrainingResult", greedy: list[floa
     console.print(f"  greedy, at temperature 0                   {_two(greedy[0])}  {_two(greedy[1])}")
     console.print(f"curve    {trained.folder / 'curve.png'}", highlight=False, soft_wrap=True)
     console.print(f"the run  {trained.folder}", highlight=False, soft_wrap=True)
-    for command, about in next_commands(trained.checkpoint):
-        console.print(f"  {command}   [dim]# {about}[/]", highlight=False, soft_wrap=True)
+    print_commands(console, next_commands(trained.checkpoint))
 
 
 def next_commands(checkpoint: Path | None) -> list[tuple[str, str]]:

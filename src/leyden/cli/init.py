@@ -8,7 +8,7 @@ from pathlib import Path
 
 from leyden.cli.agent_source import AgentSource, recognise
 from leyden.cli.demo import FOLDER as EXAMPLE
-from leyden.cli.printing import print_json, stdout_console
+from leyden.cli.printing import print_commands, print_json, stdout_console
 from leyden.config import ConfigError
 
 _MODEL = "spark"
@@ -87,15 +87,14 @@ async def _init(options: argparse.Namespace) -> None:
         print_json({"folder": folder, "files": sorted(files), "config": config, "notes": notes})
         return
     console = stdout_console()
+    console.print(f"{folder} has {', '.join(sorted(files))}", highlight=False, soft_wrap=True)
+    for note in notes:
+        console.print(f"[yellow]{note}[/]", highlight=False, soft_wrap=True)
     commands = (
         (f"leyden dev {config}", "a few rollouts: what was recorded"),
         (f"leyden train {config}", "on this machine; continues a run that was stopped"),
     )
-    console.print(f"{folder} has {', '.join(sorted(files))}", highlight=False, soft_wrap=True)
-    for note in notes:
-        console.print(f"[yellow]{note}[/]", highlight=False, soft_wrap=True)
-    for command, about in commands:
-        console.print(f"  {command}   [dim]# {about}[/]", highlight=False, soft_wrap=True)
+    print_commands(console, commands)
 
 
 def _ask(what: str, default: str) -> str:

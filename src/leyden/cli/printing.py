@@ -1,6 +1,7 @@
 """Output on stdout: JSON, or text that is never wrapped inside an id, so that ids can be copied."""
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -35,6 +36,12 @@ def format_bytes(size: int) -> str:
 def stdout_console() -> Console:
     """Return a console on stdout; it wraps lines only on a terminal, and colours only what is marked up."""
     return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+
+
+def print_commands(console: Console, commands: Iterable[tuple[str, str]]) -> None:
+    """Print commands to go on with, and what each is for."""
+    for command, about in commands:
+        console.print(f"  {command}   [dim]# {about}[/]", highlight=False, soft_wrap=True)
 
 
 def print_table(console: Console, table: Table) -> None:

@@ -53,11 +53,8 @@ async def _replay(options: argparse.Namespace) -> None:
 
     if sys.stdin.isatty():
         lend_terminal(os.environ, sys.stdin.fileno())
-        rollout, workers = (
-            replace(config.rollout, time_limit_s=_PATIENCE_S),
-            replace(config.workers, drain_s=_PATIENCE_S),
-        )
-        config = replace(config, rollout=rollout, workers=workers)
+        workers = replace(config.workers, drain_s=_PATIENCE_S)
+        config = replace(config, rollout=replace(config.rollout, time_limit_s=_PATIENCE_S), workers=workers)
     done = await replay_rollout(config, recorded, options.calls, options.model)
     if options.json:
         print_json(done)

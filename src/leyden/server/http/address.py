@@ -33,11 +33,8 @@ def bind_port(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        of_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
-        hint = (
-            "another port (--port, or server.port)"
-            if of_port
-            else "an address of this machine (--host, or server.host)"
-        )
-        raise ServeError(f"cannot listen on {host}:{port} ({error.strerror}): choose {hint}") from error
+        other = "an address of this machine (--host, or server.host)"
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            other = "another port (--port, or server.port)"
+        raise ServeError(f"cannot listen on {host}:{port} ({error.strerror}): choose {other}") from error
     return listener
