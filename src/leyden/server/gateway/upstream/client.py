@@ -24,6 +24,8 @@ _DEFAULTS = Sampling()
 _CONNECT_S = 30.0
 _MAX_MESSAGE = 2000
 """Characters of an upstream's error that are passed on."""
+_MAX_EVENT = 32 << 20
+"""Bytes of an event of a stream."""
 _KEEP_ALIVE_S = 2.0
 """Shorter than servers keep idle connections (uvicorn and Node: 5 s): a POST on one that was just closed would fail."""
 _PASSED = ("reasoning_effort", "chat_template_kwargs")
@@ -197,9 +199,6 @@ def _sampling(request: GenerationRequest) -> dict[str, Any]:
 def _plain(message: Message) -> Message:
     """Drop the fields of a message that the OpenAI API does not have."""
     return {name: value for name, value in message.items() if name not in _NOT_SENT}
-
-
-_MAX_EVENT = 32 * 2**20
 
 
 async def _read_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -31,6 +31,8 @@ from leyden.server.gateway.prompts.history import meanings
 
 _KEPT = "responses"
 """The field of a recorded request that says how it becomes a response again."""
+_MAX_REFERENCED = 32 << 20
+"""Bytes of the items that a request refers to, each counted as often as it is: a reference is much smaller."""
 
 
 def recorded_request(document: dict[str, Any], given: dict[str, GivenTool]) -> dict[str, Any]:
@@ -39,10 +41,6 @@ def recorded_request(document: dict[str, Any], given: dict[str, GivenTool]) -> d
     kept = {"instructions": bool(document.get("instructions")), "given": msgspec.to_builtins(given)}
     left_out = [tool["type"] for tool in document.get("tools") or () if is_left_out(tool)]
     return {**others, _KEPT: kept | ({"left_out_tools": left_out} if left_out else {})}
-
-
-_MAX_REFERENCED = 32 << 20
-"""Bytes of the items that a request refers to, each counted as often as it is: a reference is much smaller."""
 
 
 class StoredResponse:
