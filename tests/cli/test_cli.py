@@ -670,6 +670,6 @@ def test_a_full_disk_is_named_with_what_is_left(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("leyden.cli.cleaning.find_run_folder", full)
+    monkeypatch.setattr("leyden.cli.cleaning.local_folder", full)
     assert main(["delete", "calc", "--home", str(tmp_path / "runs")]) == 1
     assert re.search(rf"No space left on device in {tmp_path}/runs, .* are left: free some", capsys.readouterr().err)

@@ -5,10 +5,10 @@ import sys
 
 from leyden.cli.arguments import integer, run_name
 from leyden.cli.printing import format_bytes, print_json, stdout_console
-from leyden.cli.source import add_source, open_writable
+from leyden.cli.source import add_source, local_folder, open_writable
 from leyden.config import ConfigError
 from leyden.runs.pruning import PRUNABLE, prune_run
-from leyden.runs.run_checkpoints import find_run_folder, require_run_folder
+from leyden.runs.run_checkpoints import require_run_folder
 from leyden.runs.run_folder import RunFolder, folder_size
 from leyden.runs.stored_runs import has_only_others
 
@@ -33,7 +33,7 @@ def add_prune(command: argparse.ArgumentParser) -> None:
 
 
 async def _delete(options: argparse.Namespace) -> None:
-    folder = None if options.server or options.store else find_run_folder(options.home, options.name)
+    folder = local_folder(options)
     if folder is not None and has_only_others(folder):
         folder = None
     if not options.yes and not sys.stdin.isatty():

@@ -16,6 +16,7 @@ from leyden.api.wire import Recorded, RunSummary
 from leyden.cli.arguments import add_store
 from leyden.cli.policies import policy_series
 from leyden.records import Reward
+from leyden.runs.run_checkpoints import find_run_folder
 from leyden.runs.stored_runs import RunSource, StoredRuns, open_run, open_stores
 from leyden.store.errors import StoreInUse, StoreUnusable
 from leyden.store.store import Store
@@ -52,6 +53,11 @@ def add_source(command: argparse.ArgumentParser) -> None:
         help="a file with the key for it (or set LEYDEN_KEY; default: admin.key in the home folder)",
     )
     add_store(command, "read from this database (or set LEYDEN_STORE; default: leyden.db in the home folder)")
+
+
+def local_folder(options: argparse.Namespace) -> Path | None:
+    """Return the folder of the run that a command names; None if it has none, or none that is here."""
+    return None if options.server or options.store else find_run_folder(options.home, options.name)
 
 
 class ListedRun(Struct, frozen=True):

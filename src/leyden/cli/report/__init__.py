@@ -9,8 +9,7 @@ from leyden.cli.policies import policy_series
 from leyden.cli.printing import format_bytes, print_json, stdout_console
 from leyden.cli.report.page import render_report
 from leyden.cli.report.samples import read_samples
-from leyden.cli.source import add_source, open_source
-from leyden.runs.run_checkpoints import find_run_folder
+from leyden.cli.source import add_source, local_folder, open_source
 
 
 def add_report(command: argparse.ArgumentParser) -> None:
@@ -30,8 +29,7 @@ async def _report(options: argparse.Namespace) -> None:
         run, card = await source.get_run(options.name), await source.run_card(options.name)
         series = await policy_series(source, options.name, card)
         samples = await read_samples(source, options.name, options.samples)
-    folder = None if options.server or options.store else find_run_folder(options.home, options.name)
-    text = render_report(run, card, series, samples, _environment(folder))
+    text = render_report(run, card, series, samples, _environment(local_folder(options)))
     path.write_text(text, encoding="utf-8")
     if options.json:
         print_json({"file": path})
