@@ -18,7 +18,7 @@ from leyden.learner.policy import Policy
 from leyden.learner.protocol import OldLogprobs, PooledVersion, TrainerState
 from leyden.models.source import ModelSource
 from leyden.records import DEFAULT_POLICY
-from leyden.runs.checkpoint_files import checkpoint_policies, checkpoint_steps, latest_checkpoint
+from leyden.runs.checkpoint_files import STATE_FILE, checkpoint_policies, checkpoint_steps, latest_checkpoint
 
 SPARK = ModelSource("spark", Path(__file__).parents[2] / "src/leyden/models/spark")
 KEEP_ONE = CheckpointConfig(keep=1)
@@ -138,6 +138,14 @@ def test_a_run_that_resumes_from_the_checkpoint_before_the_newest_has_all_that_i
     assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [1, 2, 3, 6, 7]
     save(checkpoints, policy, TrainerState(step=8, best_step=7, pools={"opponent": (PooledVersion(7),)}))
     assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [7, 8]
+
+
+def test_training_goes_on_beside_a_checkpoint_that_was_damaged_since(tmp_path: Path) -> None:
+    policy, checkpoints = small_policy(), Checkpoints(tmp_path, DEFAULT_POLICY, SPARK, CheckpointConfig(keep=2))
+    cut_short(save(checkpoints, policy, TrainerState(step=1)) / STATE_FILE)
+    for step in (2, 3):
+        save(checkpoints, policy, TrainerState(step=step))
+    assert checkpoint_steps(tmp_path, DEFAULT_POLICY) == [2, 3]
 
 
 def test_what_was_cut_short_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 `step-N` is a Hugging Face folder (weights as they are trained, the model's tokenizer), with the optimiser's moments,
 the state of the training and checksums. With several training devices the tensors are sharded (`sharded_files.py`);
-either kind is restored on any number of devices. Each policy of a run has its own (`checkpoint_folders.py`). Rollouts
+either kind is restored on any number of devices. Each policy of a run has its own (`checkpoint_files.py`). Rollouts
 sampled after the last checkpoint are in the store; a resumed run trains on them again. A run does not resume from a
 damaged checkpoint but from the one before it.
 """

@@ -9,6 +9,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -112,9 +113,10 @@ def needed_steps(folder: Path, newest: Collection[int]) -> set[int]:
     """
     needed = set(newest)
     for step in newest:
-        state = msgspec.json.decode((folder / f"step-{step}" / STATE_FILE).read_bytes(), type=_StepsOfState)
-        pooled = (one.step for pool in state.pools.values() for one in pool)
-        needed.update(one for one in (state.best_step, state.kept_step, *pooled) if one is not None)
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):  # it is damaged: no run resumes from it
+            state = msgspec.json.decode((folder / f"step-{step}" / STATE_FILE).read_bytes(), type=_StepsOfState)
+            pooled = (one.step for pool in state.pools.values() for one in pool)
+            needed.update(one for one in (state.best_step, state.kept_step, *pooled) if one is not None)
     return needed
 
 
