@@ -94,20 +94,12 @@ def check_name(kind: Kind, name: str) -> None:
 
 def load(kind: Kind, name: str) -> Callable[..., Any]:
     """Import the function that a name stands for."""
-    check_name(kind, name)
-    function = getattr(import_module(f"leyden.rl.{kind}.{name}"), name, None)
-    found = getattr(function, "declaration", None)
-    if function is None or not isinstance(found, Declaration) or found.kind != kind:
-        raise TypeError(f"leyden/rl/{kind}/{name}.py needs a function `{name}` with the decorator `@{kind}(...)`")
-    return function  # type: ignore[no-any-return]  # an attribute of a module is Any
+    return _load(kind, name)[0]
 
 
 def declaration(kind: Kind, name: str) -> Declaration | None:
     """Return what an algorithm declares; None for a user's function, for `none`, and for a name that does not exist."""
-    if name not in names(kind):
-        return None
-    found: Declaration = load(kind, name).declaration  # type: ignore[attr-defined]  # set by the decorator
-    return found
+    return _load(kind, name)[1] if name in names(kind) else None
 
 
 def is_user_function(name: str) -> bool:
@@ -160,7 +152,7 @@ def unused_settings(named: AlgorithmConfig) -> list[str]:
 
 def readers(key: str) -> dict[Kind, list[str]]:
     """Return the algorithms that read a key of `[algorithm]`, by kind."""
-    found = {kind: [name for name in names(kind) if key in _declared(kind, name).reads] for kind in KINDS}
+    found = {kind: [name for name in names(kind) if key in _load(kind, name)[1].reads] for kind in KINDS}
     return {kind: named for kind, named in found.items() if named}
 
 
@@ -197,7 +189,10 @@ def needs_critic(credit: str, advantage: str) -> bool:
     return any(one is not None and one.needs_critic for one in found)
 
 
-def _declared(kind: Kind, name: str) -> Declaration:
-    found = declaration(kind, name)
-    assert found is not None
-    return found
+def _load(kind: Kind, name: str) -> tuple[Callable[..., Any], Declaration]:
+    check_name(kind, name)
+    function: Callable[..., Any] | None = getattr(import_module(f"leyden.rl.{kind}.{name}"), name, None)
+    found = getattr(function, "declaration", None)
+    if function is None or not isinstance(found, Declaration) or found.kind != kind:
+        raise TypeError(f"leyden/rl/{kind}/{name}.py needs a function `{name}` with the decorator `@{kind}(...)`")
+    return function, found
