@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from leyden.api.views import PointsQuery, RolloutQuery, SeriesQuery
+from leyden.api.views import PointsQuery, RolloutQuery, SeriesQuery, TaskQuery
 from leyden.api.wire import FinishRequest, GroupSpec, LeaseRequest, RunSpec
 from leyden.estimates import estimate
 from leyden.outcomes import Ending, Outcome
 from leyden.records import Call, Metric, Purpose, Reward, Task, Version
 from leyden.store.read import rollout_search, views
 from leyden.store.read.run_digest import digest_run
+from leyden.store.read.task_listing import list_tasks
 from leyden.store.store import Store
 
 
@@ -197,6 +198,16 @@ async def test_a_training_that_ended_without_an_update_is_unchanged(store: Store
     assert await state() == "unchanged"
     await store.publish_version("still", Version("policy", 1))
     assert await state() == "finished"
+
+
+async def test_the_document_of_a_run_that_a_program_created_may_be_any(store: Store) -> None:
+    sections: dict[str, Any] = {"training": {"steps": "many"}, "policies": ["a", "b"], "policy": 1, "model": 2}
+    for run, config in (("odd", sections), ("odder", {"training": True, "evaluation": 3}), ("oddest", [sections])):
+        await store.create_run(RunSpec(run, config=config))
+        card = await store.read(views.run_card, run, 1000.0)
+        assert (card.steps, card.model, card.policies) == (None, None, {"policy": 0})
+        assert not await store.read(views.has_policies, run)
+        assert (await store.read(list_tasks, run, TaskQuery())).total == 0
 
 
 async def test_rewards_of_many_steps_are_joined_into_points(store: Store) -> None:

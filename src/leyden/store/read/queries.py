@@ -70,6 +70,12 @@ def configuration(connection: Connection, run: str) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
+def section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a section of such a document; empty if it has none, since a program may have given any document."""
+    found = config.get(name)
+    return found if isinstance(found, dict) else {}
+
+
 def summarise_run(connection: Connection, run: str) -> RunSummary:
     """Count what a run holds."""
     found = get_run(connection, run)

@@ -7,7 +7,7 @@ from sqlalchemy import BigInteger, Connection, Double, Select, case, cast, func,
 
 from leyden.api.views import ListedTask, TaskListing, TaskQuery
 from leyden.defaults import SUCCESS
-from leyden.store.read.queries import configuration, require_run
+from leyden.store.read.queries import configuration, require_run, section
 from leyden.store.schema import rollouts, tasks
 
 _BEGINNING = 200
@@ -78,6 +78,5 @@ def _tasks(run: str, query: TaskQuery, success: float) -> Select[Any]:
 
 def _success(connection: Connection, run: str) -> float:
     """Return the reward from which a rollout of a run counts as solved."""
-    section = configuration(connection, run).get("evaluation")
-    found = section.get("success") if isinstance(section, dict) else None
+    found = section(configuration(connection, run), "evaluation").get("success")
     return float(found) if isinstance(found, (int, float)) else SUCCESS

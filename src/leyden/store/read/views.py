@@ -3,8 +3,8 @@
 They read indexes and single pages, so large rollouts cost no more than small ones.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from msgspec import Struct
 from sqlalchemy import ColumnElement, Connection, bindparam, func, select
@@ -13,7 +13,7 @@ from leyden.api.views import PointsQuery, RunCard, Series, SeriesQuery, StepRang
 from leyden.records import DEFAULT_POLICY
 from leyden.store.errors import NotFound
 from leyden.store.files.run_lock import count_interrupted
-from leyden.store.read.queries import configuration, require_run
+from leyden.store.read.queries import configuration, require_run, section
 from leyden.store.read.run_digest import PointBins, RunDigest, best_step, digest_run
 from leyden.store.schema import events, metrics, runs, versions
 
@@ -91,11 +91,13 @@ def _selects(selector: str, name: str) -> bool:
 
 def trained_policies(connection: Connection, run: str) -> list[str]:
     """Return the names of the policies that a run trains, at least one; it has the default name if none is set."""
-    config = configuration(connection, run)
-    policies = config.get("policies")
+    return _trained_policies(configuration(connection, run))
+
+
+def _trained_policies(config: Mapping[str, Any]) -> list[str]:
     trained = [
         str(name)
-        for name, policy in (policies.items() if isinstance(policies, dict) else ())
+        for name, policy in section(config, "policies").items()
         if isinstance(policy, dict) and policy.get("trained", True) and not (policy.get("upstream") or policy.get("of"))
     ]
     named = config.get("policy")
@@ -104,8 +106,7 @@ def trained_policies(connection: Connection, run: str) -> list[str]:
 
 def has_policies(connection: Connection, run: str) -> bool:
     """Whether the configuration of a run has several policies, trained or not."""
-    policies = configuration(connection, run).get("policies")
-    return isinstance(policies, dict) and len(policies) > 1
+    return len(section(configuration(connection, run), "policies")) > 1
 
 
 class NewestEvent(Struct, frozen=True):
@@ -148,7 +149,9 @@ def run_card(
     digest = digest or digest_run(connection, run)
     last_event = newest_event(connection, run).at or created
     config, published = configuration(connection, run), versions_at(connection, run, None)
-    steps = (config.get("training") or {}).get("steps") if isinstance(config.get("training"), dict) else None
+    steps = section(config, "training").get("steps")
+    if digest.trains_nothing or not isinstance(steps, int):
+        steps = None  # the configuration of what trains nothing may be that of a training
     last_metric = select(metrics.c.step).where(metrics.c.run_id == run).order_by(metrics.c.seq.desc()).limit(1)
     step = connection.scalar(last_metric) or 0
     joined = digest.rewards(PointsQuery(_CARD_POINTS))
@@ -157,8 +160,6 @@ def run_card(
     now_at = measured[-1] if measured else None
     active = digest.states.get("running", 0) + digest.states.get("queued", 0) > 0
     state: Literal["running", "finished", "unchanged", "idle"]
-    if digest.trains_nothing:
-        steps = None  # its configuration may be that of a training
     if not active and (digest.trains_nothing or (steps is not None and step >= steps)):
         trained = digest.trains_nothing or not steps or any(published.values())
         state = "finished" if trained else "unchanged"
@@ -172,7 +173,7 @@ def run_card(
         state=state,
         model=config.get("model") if isinstance(config.get("model"), str) else None,
         step=step,
-        steps=steps if isinstance(steps, int) else None,
+        steps=steps,
         rollouts=count_interrupted(digest.states, held),
         calls=digest.calls,
         tokens=digest.tokens,
@@ -185,7 +186,7 @@ def run_card(
         best_error=digest.errors.get(best.step) if best else None,
         best_step=best.step if best else None,
         curve=_curve(joined.held_out or joined.train),
-        policies={name: published.get(name, 0) for name in trained_policies(connection, run)},
+        policies={name: published.get(name, 0) for name in _trained_policies(config)},
     )
 
 
