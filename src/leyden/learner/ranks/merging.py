@@ -14,9 +14,8 @@ from leyden.learner.stochastic_rounding import round_to_bfloat16
 
 
 def merged_shards(adapter: LoraAdapter) -> dict[str, Callable[[], Tensor]]:
-    """Return functions that compute the sharded weights with the adapter, by the names that they have without it."""
-    found: dict[str, Callable[[], Tensor]] = {name: tensor.detach for name, tensor in adapter.base_tensors()}
-    return found | {f"{name}.weight": partial(_merged, name, layer) for name, layer in adapter.layers.items()}
+    """Return functions that compute the sharded weights with an adapter, by the names that they have without it."""
+    return {f"{name}.weight": partial(_merged, name, layer) for name, layer in adapter.layers.items()}
 
 
 @torch.no_grad()

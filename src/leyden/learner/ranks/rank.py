@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -52,6 +52,10 @@ class Rank:
         self._policy: Policy
         self._objective: Objective
         self._setup: RankSetup
+        self._weights: Mapping[str, Callable[[], Tensor]]
+        """The sharded weights of the served model, each computed when it is called."""
+        self._base: Mapping[str, Callable[[], Tensor]]
+        """Those without the LoRA adapter."""
         self._model: PreTrainedModel | None = None
         self._grad_norm = 0.0
         self._copy: dict[str, Tensor] | None = None
@@ -76,6 +80,7 @@ class Rank:
         assert self._model is not None
         setup, model, self._model = self._setup, self._model, None
         self._policy = Policy(model, setup.config.training, setup.critic, setup.reference, self._peers)
+        self._weights, self._base = self._find_weights()
         return self._policy.no_trees_reason
 
     def start_step(self, step: int) -> float:
@@ -111,11 +116,12 @@ class Rank:
 
     def weight_names(self) -> list[str]:
         """Return the names of the weights that are served."""
-        return list(self._weights())
+        return list(self._weights)
 
     def weight(self, name: str, merged: bool) -> Tensor | None:
         """Gather one weight in the precision of forward passes, with LoRA or without, and return it on rank 0."""
-        return self._to_rank_0(self._weights(merged)[name](), getattr(torch, self._setup.dtype))
+        weights = self._weights if merged else self._base
+        return self._to_rank_0(weights[name](), getattr(torch, self._setup.dtype))
 
     def adapter(self) -> LoraWeights | None:
         """Gather the LoRA adapter, and return it on rank 0."""
@@ -163,24 +169,24 @@ class Rank:
         else:
             self._send_weights(folder, initial)
 
-    def _weights(self, merged: bool = True) -> dict[str, Callable[[], Tensor]]:
-        """Return the sharded weights of the served model, each computed when it is called."""
+    def _find_weights(self) -> tuple[Mapping[str, Callable[[], Tensor]], Mapping[str, Callable[[], Tensor]]]:
+        """Find the weights of the served model and those without the adapter, once: a model has many modules."""
         if (adapter := self._policy.adapter) is None:
-            return {name: parameter.detach for name, parameter in self._policy.model.named_parameters()}
-        if merged:
-            from leyden.learner.ranks.merging import merged_shards  # peft takes a while to import, and few need it
+            weights = {name: parameter.detach for name, parameter in self._policy.model.named_parameters()}
+            return weights, weights
+        from leyden.learner.ranks.merging import merged_shards  # peft takes a while to import, and few need it
 
-            return merged_shards(adapter)
-        return {name: parameter.detach for name, parameter in adapter.base_tensors()}
+        base = {name: parameter.detach for name, parameter in adapter.base_parameters()}
+        return {**base, **merged_shards(adapter)}, base
 
     def _shards(self) -> dict[str, Tensor]:
         moments = beside_and_moments(self._policy, self._setup.config.checkpoints.optimiser)
-        return {f"{WEIGHTS}{name}": shard() for name, shard in self._weights().items()} | moments
+        return {f"{WEIGHTS}{name}": shard() for name, shard in self._weights.items()} | moments
 
     def _read(self, folder: Path, moments: bool) -> None:
         wanted = beside_and_moments(self._policy, moments)
         if self._policy.adapter is None:
-            wanted |= {f"{WEIGHTS}{name}": shard() for name, shard in self._weights().items()}
+            wanted |= {f"{WEIGHTS}{name}": shard() for name, shard in self._weights.items()}
         with torch.no_grad():
             read_shards(wanted, folder, self._peers.files)
 
