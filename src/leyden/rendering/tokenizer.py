@@ -92,7 +92,7 @@ class Tokenizer:
         self.config = dict(config)
         self._document = document
         try:
-            self._backend = _backend(document)
+            self._backend = Backend.from_str(json.dumps(document))
         except Exception as error:  # tokenizers raises Exception itself
             raise TokenizerError(f"{name}: tokenizer.json is not a tokenizer: {error}") from error
         added = document.get("added_tokens") or []
@@ -272,10 +272,6 @@ def _encode(backend: Backend, text: str, add_special_tokens: bool = False, offse
     """Encode a text, as a batch: for these the library lets other threads run."""
     batch = backend.encode_batch if offsets else backend.encode_batch_fast
     return batch([_valid_unicode(text)], add_special_tokens=add_special_tokens)[0]
-
-
-def _backend(document: Mapping[str, Any]) -> Backend:
-    return Backend.from_str(json.dumps(document))
 
 
 def _read(path: Path) -> dict[str, Any]:
