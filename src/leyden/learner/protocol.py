@@ -139,6 +139,8 @@ class PrefixRecord(Struct, frozen=True):
     the step of the group whose task it continues."""
     continued: int = 0
     """How many such groups were requested: their positions are not in the order of tasks."""
+    share: float = 0.5
+    """The share that a task begins with: the mean of those that others had lately."""
 
 
 class PooledVersion(Struct, frozen=True):

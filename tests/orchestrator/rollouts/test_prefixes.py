@@ -60,7 +60,7 @@ def test_step_rewards_tell_which_of_equal_rollouts_was_best() -> None:
     assert after(hard)[1][0].origin == Origin("g.1.1", 4)
 
 
-def test_the_prefix_grows_if_all_fail_and_shrinks_if_most_succeed_and_stays_if_half_do() -> None:
+def test_a_task_is_continued_three_times_in_a_row_and_later_where_it_was_left() -> None:
     prefixes, (first,) = after(group([0.0, 0.0, 0.0, 1.0]))
     prefixes, (second,) = after(group([0.0] * 4, open=first), prefixes=prefixes)
     assert second.origin == Origin("g.3.1", 6) and second.continues == 2
@@ -68,8 +68,35 @@ def test_the_prefix_grows_if_all_fail_and_shrinks_if_most_succeed_and_stays_if_h
     assert third.origin == Origin("g.1.1", 6)  # a newer rollout that is as good
     prefixes, nothing = after(group([1.0] * 4, open=third), prefixes=prefixes)
     assert nothing == []  # three in a row
-    assert prefixes.record.best["t0"].share == 0.375
-    assert after(group([0.0] * 4), prefixes=prefixes)[1][0].origin == Origin("g.0.1", 3)
+    assert prefixes.record.best["t0"].share == 0.5
+    assert after(group([0.0] * 4), prefixes=prefixes)[1][0].origin == Origin("g.0.1", 4)
+
+
+@pytest.mark.parametrize(
+    ("succeeded", "replayed"), [(0, 12), (1, 12), (2, 12), (3, 10), (4, 8), (5, 4), (6, None), (8, None)]
+)
+def test_the_prefix_becomes_such_that_half_of_the_continuations_succeed_if_calls_fail_alike(
+    succeeded: int, replayed: int | None
+) -> None:
+    prefixes, (first,) = after(group([0.0, 0.0, 1.0], calls=16))
+    continued = group([1.0] * succeeded + [0.0] * (8 - succeeded), open=first, calls=16)
+    _, waiting = after(continued, prefixes=prefixes)
+    assert [open.origin and open.origin.calls for open in waiting] == ([replayed] if replayed is not None else [])
+
+
+def test_other_tasks_begin_with_the_share_that_was_needed_lately() -> None:
+    prefixes, (first,) = after(group([0.0, 0.0, 1.0], calls=100))
+    prefixes, _ = after(group([0.0] * 4, open=first, calls=100), prefixes=prefixes)
+    assert prefixes.record.share == 0.53125  # an eighth of the way from 0.5 to 0.75
+    resumed = Prefixes(1.0, 0.0, prefixes.record)
+    (other,) = after(group([0.0, 1.0, 0.0], 1, calls=100), prefixes=resumed)[1]
+    assert other.origin == Origin("g.1.1", 53)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_a_rollout_too_short_for_the_share_of_others_is_continued_from_its_middle(share: float) -> None:
+    (short,) = after(group([0.0, 0.0, 1.0], calls=2), prefixes=Prefixes(1.0, 0.0, PrefixRecord(share=share)))[1]
+    assert short.origin == Origin("g.2.1", 1)
 
 
 @pytest.mark.parametrize("reward", [0.0, 1.0])

@@ -1,11 +1,12 @@
 """Continues hard tasks from inside their best rollouts, so that about half of the continuations succeed.
 
 A task is hard if fewer than half of the rollouts of its last group succeeded. Its next group begins inside its best
-recent rollout: that one's first calls are replayed from the record, as context. The prefix grows if all continuations
-fail and shrinks if more than half succeed. At most every second group continues a task.
+recent rollout: that one's first calls are replayed from the record, as context. The prefix grows if fewer than half of
+the continuations succeed and shrinks if more do. At most every second group continues a task.
 """
 
 from collections.abc import Sequence
+from math import log
 
 from msgspec.structs import replace
 
@@ -19,6 +20,8 @@ _IN_A_ROW = 3
 """The most groups that continue a task before it waits for its turn in the order of tasks."""
 _RECENT_STEPS = 32
 """How long a rollout can be continued: the policy hardly reaches what a much older one has reached."""
+_SHARES = 8
+"""Over about how many groups the share is averaged with which a task begins."""
 
 
 class Prefixes:
@@ -27,14 +30,14 @@ class Prefixes:
     def __init__(self, success: float, failure_reward: float, record: PrefixRecord) -> None:
         """A rollout succeeds if its reward is at least `success`. `record` is that of a run that is resumed."""
         self._success, self._failure_reward = success, failure_reward
-        self._best, self._waiting = dict(record.best), [*record.waiting]
+        self._best, self._waiting, self._share = dict(record.best), [*record.waiting], record.share
         self.continued = record.continued
         """How many groups have continued a task."""
 
     @property
     def record(self) -> PrefixRecord:
         """What a run that is resumed needs to know."""
-        return PrefixRecord(dict(self._best), tuple(self._waiting), self.continued)
+        return PrefixRecord(dict(self._best), tuple(self._waiting), self.continued, self._share)
 
     def take(self, position: int) -> OpenGroup | None:
         """Return the next group that continues a task, if the group at a position does."""
@@ -73,12 +76,15 @@ class Prefixes:
         if best is None or step - best.step > _RECENT_STEPS:
             return None
         if open.origin is not None:
-            share = (1 + best.share) / 2 if not succeeded else best.share / 2 if succeeded > 0.5 else best.share
+            share = max(1 - (1 - best.share) * _growth(succeeded), 0.0)
             best = self._best[task] = replace(best, share=share)
+            if _is_inside(best):
+                self._share += (share - self._share) / _SHARES
         elif succeeded >= 0.5 or min(rewards) >= self._success:
             return None
-        elif not _is_inside(best):  # it was found to be easy, or to fail in the end: begin the search anew
-            best = self._best[task] = replace(best, share=0.5)
+        elif not _is_inside(best):  # it is new, or was found to be easy or to fail in the end: begin the search anew
+            best = replace(best, share=self._share)
+            best = self._best[task] = best if _is_inside(best) else replace(best, share=0.5)
         if open.continues == _IN_A_ROW or not _is_inside(best):
             return None
         origin = Origin(best.attempt, round(best.share * best.calls))
@@ -95,9 +101,19 @@ class Prefixes:
             return
         known, episode = self._best.get(task), scored[rewards_R.index(found)][1]
         if known is None or step - known.step > _RECENT_STEPS or found >= known.reward:
-            share = known.share if known is not None else 0.5
+            share = known.share if known is not None else 0.0
             calls = min(len(episode.calls), episode.replayable + 1)
             self._best[task] = BestRollout(episode.attempt.id, calls, found, step, share)
+
+
+def _growth(succeeded: float) -> float:
+    """Return how many times as many calls the next continuations sample, by the share of these that succeeded.
+
+    Half of them succeed then, if any call is as likely to fail as another. It is at least 0.5 and at most 2.
+    """
+    if succeeded in (0.0, 1.0):
+        return 0.5 + 1.5 * succeeded
+    return min(max(log(0.5) / log(succeeded), 0.5), 2.0)
 
 
 def _is_inside(best: BestRollout) -> bool:
