@@ -100,10 +100,10 @@ def run(agent: str, variant: str, seed: int, options: argparse.Namespace) -> Non
     print(f"{agent} {variant} {seed}: {found['held_out']}", flush=True)
 
 
-def make_tasks(folder: str) -> None:
+def make_tasks(config: Path) -> None:
     """Write the tasks of an agent that makes its own, unless they are there: runs at the same time share them."""
-    script, config = ROOT / folder / "make_tasks.py", tomllib.loads((ROOT / folder / "spark.toml").read_text())
-    if script.exists() and not (ROOT / folder / config["tasks"]).exists():
+    script, tasks = config.parent / "make_tasks.py", tomllib.loads(config.read_text(encoding="utf-8"))["tasks"]
+    if script.exists() and not (config.parent / tasks).exists():
         subprocess.run([sys.executable, script], check=True, stdout=subprocess.DEVNULL)
 
 
@@ -153,7 +153,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.command == "run":
         for agent in [options.agent] if options.agent else AGENTS:
-            make_tasks(AGENTS[agent][0])
+            make_tasks(ROOT / AGENTS[agent][0] / "spark.toml")
             for seed in range(options.first_seed, options.first_seed + options.seeds):
                 for variant in [options.variant] if options.variant else variants_of(agent):
                     run(agent, variant, seed, options)
