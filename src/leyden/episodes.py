@@ -12,6 +12,9 @@ from msgspec import Struct
 from leyden.outcomes import MEANING
 from leyden.records import Attempt, Call, CallStatus, Reward, RewardKind, Rollout, Span, Task, rollout_of
 
+REPLAYED = "replayed"
+"""Why a call is not trained on that would be, had the rollout made it itself."""
+
 
 class Transition(Struct, frozen=True):
     """One step of the decision process: the input of a model call, its output, and its reward."""
@@ -195,11 +198,11 @@ class Episode(Struct, frozen=True, dict=True):
         """
         if policy is not None and call.policy != policy:
             return "another policy"
-        if self.inherits(call):
-            return "replayed"
         why = call.unusable if allow_biased_sampling else call.untrainable
         if why is None and self._discarded(call):
             return "requested again"
         if why is None and roles is not None and self.role(call) not in roles:
             return "role not selected"
+        if why is None and self.inherits(call):
+            return REPLAYED
         return why

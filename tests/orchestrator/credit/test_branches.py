@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 import torch
+from msgspec.structs import replace
 from smallepisodes import call, continuation, episode
 from torch import Tensor
 
@@ -30,6 +31,8 @@ from leyden.rl.advantage.dr_grpo import dr_grpo
 from leyden.rl.advantage.rloo import rloo
 from leyden.rl.aggregation.constant import constant
 from leyden.rl.aggregation.rollout_mean import rollout_mean
+from leyden.rl.credit import Credit
+from leyden.rl.credit.last_call import last_call
 from leyden.rl.credit.sampled import sampled
 
 RULES = SampleFilter(min_group=1, failure_reward=0.0, roles=None)
@@ -95,6 +98,17 @@ def test_means_over_rollouts_count_a_call_of_a_continuation_as_the_call_beside_w
     assert found["d"] == found["g0"] == found["g1"] == pytest.approx(of_two / 4 / 9)
     assert found["b"] == pytest.approx(of_two / 4 / 3)
     assert found["f0"] == found["f1"] == pytest.approx(of_two / 2 / 3)  # a rollout of two calls
+
+
+@pytest.mark.parametrize(("credit", "length"), [(sampled, 3), (last_call, 1)])
+def test_a_continuation_of_an_earlier_rollout_is_as_long_as_one_from_the_start(credit: Credit, length: int) -> None:
+    """So its calls count as much as theirs; of the replayed ones those that would have a value are counted."""
+    earlier = episode(9, 1.0, [call(name, 1) for name in "abc"])
+    continued = [continuation(earlier, 2, index, index, [call(f"d{index}", 1)]) for index in (0, 1)]
+    begun = [episode(index, index, [call(f"{name}{index}", 1) for name in "efg"]) for index in (0, 1)]
+    rules = replace(estimator(dr_grpo, exact=False), credit=credit)
+    found = {sample.call: sample.weight for sample in compute(select(begun, continued), rules)}
+    assert found["d0"] == found["d1"] == found["g0"] == pytest.approx(1 / 4 / length)
 
 
 def test_continuations_stay_in_the_update_of_what_they_continue() -> None:

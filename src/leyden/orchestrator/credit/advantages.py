@@ -125,7 +125,7 @@ def compute_advantages(
     tokens_R: list[dict[int, int]] = [{} for _ in rollouts]
     for call in credited:
         tokens_R[call.rollout][call.sample.call_index] = len(call.sample.token_indices)
-    whole_R = with_replayed(tokens_R, continuations)
+    whole_R = with_replayed(tokens_R, rollouts, values_R_C)
     tokens_R_C = [[*tokens.values()] for tokens in whole_R]
     weights_R_C = estimator.aggregation(tokens_R_C, estimator.hyperparameters)
     weight_R = [dict(zip(tokens, weights, strict=True)) for tokens, weights in zip(whole_R, weights_R_C, strict=True)]

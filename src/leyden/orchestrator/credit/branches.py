@@ -11,6 +11,7 @@ from math import prod
 from msgspec import Struct
 from msgspec.structs import replace
 
+from leyden.episodes import REPLAYED
 from leyden.orchestrator.credit.samples import Groups, SelectedRollout
 from leyden.rl.aggregation import Lengths, count_rollouts
 from leyden.rl.credit import RolloutRewards
@@ -59,17 +60,24 @@ def shares(calls: Iterable[tuple[int, int]], found: Sequence[Continuations]) -> 
     ]
 
 
-def with_replayed(tokens_R: Sequence[Mapping[int, int]], found: Sequence[Continuations]) -> list[Mapping[int, int]]:
+def with_replayed(
+    tokens_R: Sequence[Mapping[int, int]],
+    rollouts: Sequence[SelectedRollout],
+    values_R_C: Sequence[Sequence[float | None]],
+) -> list[dict[int, int]]:
     """Return the tokens of each call of each rollout, by index; continuations also have those of what they replay.
 
-    So a continuation is as long as what it continues, and means over a rollout give both the same weight.
+    So a continuation is as long as what it continues, and means over a rollout give the same weight to a call of both.
     """
-    whole_R = list(tokens_R)
-    for one in found:
-        replayed = {call: tokens for call, tokens in tokens_R[one.origin].items() if call < one.calls}
-        for number in one.rollouts:
-            whole_R[number] = replayed | dict(tokens_R[number])
-    return whole_R
+    return [
+        {
+            index: len(call.completion_ids)
+            for index, call in enumerate(one.episode.calls)
+            if one.exclusion_reasons[index] == REPLAYED and values_C[index] is not None
+        }
+        | dict(tokens)
+        for tokens, one, values_C in zip(tokens_R, rollouts, values_R_C, strict=True)
+    ]
 
 
 def times_counted(tokens_R_C: Lengths, found: Sequence[Continuations]) -> float:
