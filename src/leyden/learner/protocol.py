@@ -123,8 +123,6 @@ class OpenGroup(Struct, frozen=True):
     """None: the task was not drawn."""
     task: str | None = None
     """None: it was drawn, or follows from the position."""
-    continues: int = 0
-    """How many groups in a row have continued its task, with this one."""
     origin: Origin | None = None
     """Inside which rollout it begins; None: it begins with the task."""
 
@@ -135,8 +133,8 @@ class PrefixRecord(Struct, frozen=True):
     best: dict[str, BestRollout] = {}
     """By task."""
     waiting: tuple[OpenGroup, ...] = ()
-    """The groups that the next step may request, the hardest tasks first. Each still has the position, the version and
-    the step of the group whose task it continues."""
+    """The groups that may be requested next, in turn. Each still has the position, the version and the step of the
+    group whose task it continues."""
     continued: int = 0
     """How many such groups were requested: their positions are not in the order of tasks."""
     share: float = 0.5

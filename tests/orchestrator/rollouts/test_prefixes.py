@@ -37,7 +37,7 @@ def after(*groups: RequestedGroup, prefixes: Prefixes | None = None, step: int =
 
 def test_a_hard_task_is_continued_from_the_middle_of_its_best_rollout() -> None:
     _, waiting = after(group([0.0, 0.0, 1.0, 0.0]))
-    assert waiting == [OpenGroup(0, 0, 1, None, "t0", 1, Origin("g.2.1", 4))]
+    assert waiting == [OpenGroup(0, 0, 1, None, "t0", Origin("g.2.1", 4))]
 
 
 @pytest.mark.parametrize("rewards", [[0.0] * 4, [1.0] * 4, [1.0, 1.0, 0.0, 0.0]])
@@ -60,16 +60,21 @@ def test_step_rewards_tell_which_of_equal_rollouts_was_best() -> None:
     assert after(hard)[1][0].origin == Origin("g.1.1", 4)
 
 
-def test_a_task_is_continued_three_times_in_a_row_and_later_where_it_was_left() -> None:
+def test_a_task_is_continued_from_its_newest_best_rollout_until_nothing_is_replayed() -> None:
     prefixes, (first,) = after(group([0.0, 0.0, 0.0, 1.0]))
     prefixes, (second,) = after(group([0.0] * 4, open=first), prefixes=prefixes)
-    assert second.origin == Origin("g.3.1", 6) and second.continues == 2
+    assert second.origin == Origin("g.3.1", 6)
     prefixes, (third,) = after(group([0.0, 1.0, 0.0, 1.0], open=second), prefixes=prefixes)
     assert third.origin == Origin("g.1.1", 6)  # a newer rollout that is as good
-    prefixes, nothing = after(group([1.0] * 4, open=third), prefixes=prefixes)
-    assert nothing == []  # three in a row
-    assert prefixes.record.best["t0"].share == 0.5
-    assert after(group([0.0] * 4), prefixes=prefixes)[1][0].origin == Origin("g.0.1", 4)
+    prefixes, (fourth,) = after(group([1.0] * 4, open=third), prefixes=prefixes)
+    assert fourth.origin == Origin("g.0.1", 4)
+    assert after(group([1.0] * 4, open=fourth), prefixes=prefixes)[1] == []
+
+
+def test_a_task_that_waits_until_its_best_rollout_is_old_is_left_to_its_order() -> None:
+    prefixes, _ = after(group([0.0, 1.0, 0.0]))
+    assert len(after(prefixes=prefixes, step=33)[1]) == 1
+    assert after(prefixes=prefixes, step=34)[1] == []
 
 
 @pytest.mark.parametrize(
@@ -89,8 +94,8 @@ def test_other_tasks_begin_with_the_share_that_was_needed_lately() -> None:
     prefixes, _ = after(group([0.0] * 4, open=first, calls=100), prefixes=prefixes)
     assert prefixes.record.share == 0.53125  # an eighth of the way from 0.5 to 0.75
     resumed = Prefixes(1.0, 0.0, prefixes.record)
-    (other,) = after(group([0.0, 1.0, 0.0], 1, calls=100), prefixes=resumed)[1]
-    assert other.origin == Origin("g.1.1", 53)
+    *_, other = after(group([0.0, 1.0, 0.0], 1, calls=100), prefixes=resumed)[1]
+    assert other.task == "t1" and other.origin == Origin("g.1.1", 53)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.9])
@@ -126,12 +131,14 @@ def test_calls_after_one_that_failed_are_in_no_prefix() -> None:
     assert after(hard)[1][0].origin == Origin("g.2.1", 2)
 
 
-def test_every_second_group_continues_a_task_the_hardest_first() -> None:
+def test_three_of_four_groups_continue_tasks_which_take_turns() -> None:
     once = [1.0, 0.0, 0.0, 0.0, 0.0]
-    prefixes, _ = after(group([1.0, 1.0, 0.0, 0.0, 0.0]), group(once, 1), group(once, 2))
-    taken = [prefixes.take(position) for position in range(10, 18)]
-    assert [one and one.task for one in taken] == [None, "t1", None, "t2", None, "t0", None, None]
-    assert taken[1] == OpenGroup(1, 0, 1, None, "t1", 1, Origin("g.0.1", 4)) and prefixes.record.continued == 3
+    prefixes, _ = after(*(group(once, position) for position in range(5)))
+    taken = [prefixes.take(position) for position in range(7, 13)]
+    assert [one and one.task for one in taken] == ["t0", None, "t1", "t2", "t3", None]
+    assert taken[2] == OpenGroup(1, 0, 1, None, "t1", Origin("g.0.1", 4)) and prefixes.record.continued == 4
+    _, waiting = after(group(once, 1, taken[2]), prefixes=prefixes, step=2)
+    assert [one.task for one in waiting] == ["t4", "t1"]
 
 
 def test_what_is_known_outlives_a_restart() -> None:
@@ -156,19 +163,21 @@ async def test_a_run_trains_on_what_continuations_add_and_reports_what_they_repl
     run = training(tmp_path)
     await run.start()
     origins = {spec.id: spec.origin for spec in run.store.requested if spec.origin is not None}
-    assert list(origins) == ["train-3", "train-5"]
-    assert [origin.calls for origin in origins.values()] == [2, 2]
+    assert list(origins) == ["train-2", "train-3", "train-5"]
+    assert [origin.calls for origin in origins.values()] == [2, 2, 2]
     begun = [spec.task.id for spec in run.store.requested if spec.origin is None]
-    assert begun == [run.tasks.at(place).id for place in range(4)]  # no task is passed over
+    assert begun == [run.tasks.at(place).id for place in range(3)]  # no task is passed over
     step_1, step_2, _ = (entry for entry in run.journal if entry.startswith("accumulate"))
     assert "train-0.3.0:+1.50" in step_1
     (first, *_) = origins
     assert f"{first}.1.0:+0.87 {first}.1.1:+0.87" in step_2 and "train-0.3.0" not in step_2
     metrics = run.observer.reports[1].branches
-    assert (metrics.replayed, metrics.sampled, metrics.rewards) == (4 * 2 * 3, 4 * 2 * 3, [0.0, 1.0, 0.0, 1.0])
-    assert run.observer.reports[1].sampled == 4 * 4 * 3 + 4 * 2 * 3
-    assert run.observer.reports[1].rewards == [0.0, 0.0, 0.0, 1.0]  # of the rollouts that begin with their task
-    assert run.observer.reports[1].accounting.calls_excluded == {"replayed": 8}
+    tokens = 2 * 4 * 2 * 3  # of two groups, whose rollouts replay two calls and make two
+    assert (metrics.replayed, metrics.sampled, metrics.rewards) == (tokens, tokens, [0.0, 1.0, 0.0, 1.0] * 2)
+    assert run.observer.reports[1].sampled == tokens
+    assert run.observer.reports[1].rewards == []  # of the rollouts that begin with their task
+    assert run.observer.reports[2].rewards == [0.0, 0.0, 0.0, 1.0]
+    assert run.observer.reports[1].accounting.calls_excluded == {"replayed": 16}
 
 
 async def test_a_run_that_is_killed_anywhere_continues_the_same_tasks(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A task is hard if fewer than half of the rollouts of its last group succeeded. Its next group begins inside its best
 recent rollout: that one's first calls are replayed from the record, as context. The prefix grows if fewer than half of
-the continuations succeed and shrinks if more do. At most every second group continues a task.
+the continuations succeed and shrinks if more do, until nothing is replayed, or everything. At most three of four groups
+continue a task; those that wait take turns.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,8 @@ from leyden.orchestrator.rollouts.difficulty import count_successes
 from leyden.orchestrator.rollouts.requested_group import RequestedGroup
 from leyden.records import Group, Origin
 
-_IN_A_ROW = 3
-"""The most groups that continue a task before it waits for its turn in the order of tasks."""
+_FROM_THE_START = 4
+"""Of so many groups, one begins with its task at least."""
 _RECENT_STEPS = 32
 """How long a rollout can be continued: the policy hardly reaches what a much older one has reached."""
 _SHARES = 8
@@ -41,7 +42,7 @@ class Prefixes:
 
     def take(self, position: int) -> OpenGroup | None:
         """Return the next group that continues a task, if the group at a position does."""
-        if position % 2 == 0 or not self._waiting:
+        if position % _FROM_THE_START == 0 or not self._waiting:
             return None
         self.continued += 1
         return self._waiting.pop(0)
@@ -51,17 +52,19 @@ class Prefixes:
         if group.origin is None:
             return None
         self.continued += 1
-        known = next((one for one in self._waiting if one.task == group.task), OpenGroup(0, 0, 0, continues=1))
+        known = next((one for one in self._waiting if one.task == group.task), OpenGroup(0, 0, 0))
         self._waiting = [one for one in self._waiting if one is not known]
         return replace(known, task=group.task, origin=group.origin)
 
     def add_step(self, groups: Sequence[RequestedGroup], step: int) -> None:
         """Choose the tasks that can be continued after a step by the rewards of its groups."""
-        found = [one for group in groups if (one := self._continuation(group, step)) is not None]
-        self._waiting = [open for _, open in sorted(found, key=lambda one: (one[0], one[1].position))]
+        for group in groups:
+            again, task = self._continuation(group, step), group.spec.task.id
+            self._waiting = [open for open in self._waiting if open.task != task] + ([again] if again else [])
+        self._waiting = [one for one in self._waiting if self._is_recent(one.task or "", step)]
 
-    def _continuation(self, group: RequestedGroup, step: int) -> tuple[float, OpenGroup] | None:
-        """Return the group that continues the task of a group, after the share of rollouts that succeeded."""
+    def _continuation(self, group: RequestedGroup, step: int) -> OpenGroup | None:
+        """Return the group that continues the task of a group."""
         scored = [
             (reward, episode)
             for episode in group.episodes or ()
@@ -72,9 +75,9 @@ class Prefixes:
             return None
         succeeded = count_successes(rewards, self._success) / len(rewards)
         self._keep_best(task, scored, step)
-        best = self._best.get(task)
-        if best is None or step - best.step > _RECENT_STEPS:
+        if not self._is_recent(task, step):
             return None
+        best = self._best[task]
         if open.origin is not None:
             share = max(1 - (1 - best.share) * _growth(succeeded), 0.0)
             best = self._best[task] = replace(best, share=share)
@@ -85,10 +88,13 @@ class Prefixes:
         elif not _is_inside(best):  # it is new, or was found to be easy or to fail in the end: begin the search anew
             best = replace(best, share=self._share)
             best = self._best[task] = best if _is_inside(best) else replace(best, share=0.5)
-        if open.continues == _IN_A_ROW or not _is_inside(best):
+        if not _is_inside(best):
             return None
-        origin = Origin(best.attempt, round(best.share * best.calls))
-        return succeeded, replace(open, task=task, continues=open.continues + 1, origin=origin)
+        return replace(open, task=task, origin=Origin(best.attempt, round(best.share * best.calls)))
+
+    def _is_recent(self, task: str, step: int) -> bool:
+        best = self._best.get(task)
+        return best is not None and step - best.step <= _RECENT_STEPS
 
     def _keep_best(self, task: str, scored: Sequence[tuple[float, Episode]], step: int) -> None:
         """Keep the best rollout of a group, if it is as good as the best of the record.
