@@ -16,8 +16,11 @@ more. None: never reached.
 """
 
 import argparse
+import json
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
@@ -32,6 +35,8 @@ RESULTS = ROOT / "results" / "branching"
 START = ROOT / ".bench" / "branching"
 """Where the model is with which the ledger's runs begin."""
 LEDGER = ROOT / "benchmarks" / "ledger"
+LATE_ENTRIES = 2
+PARTS = ("routine", "late")
 CONFIGS = {"ledger": LEDGER / "late.toml", "sql": ROOT / "examples" / "sql" / "spark.toml"}
 PLAIN = "grpo"
 CONTINUE, SAMPLED = "training.hard_tasks=continue", "algorithm.credit=sampled"
@@ -82,6 +87,29 @@ def measure(metrics: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def find_right_entries(arguments: list[str], folder: Path) -> dict[str, Any]:
+    """Return which shares of the routine and of the late entries of held-out ledgers were right in each evaluation."""
+    if arguments[0] != str(CONFIGS["ledger"]):
+        return {}
+    rows = map(json.loads, (LEDGER / "late_held_out.jsonl").read_text(encoding="utf-8").splitlines())
+    answers = {row["id"]: [str(entry["answer"]) for entry in row["entries"]] for row in rows}
+    query = (
+        "SELECT step, task_id, result FROM rollouts JOIN attempts ON rollouts.id = rollout_id WHERE purpose = 'eval'"
+    )
+    right: dict[int, list[list[bool]]] = {}
+    with closing(sqlite3.connect(folder / "leyden.db")) as store:
+        for step, task, result in store.execute(query):
+            entries = json.loads(result) if result is not None else [None] * len(answers[task])
+            right.setdefault(step, []).append(
+                [found == gold for found, gold in zip(entries, answers[task], strict=True)]
+            )
+    shares = [np.mean(found, axis=0) for _, found in sorted(right.items())]
+    return {
+        "routine": [round(float(share[:-LATE_ENTRIES].mean()), 4) for share in shares],
+        "late": [round(float(share[-LATE_ENTRIES:].mean()), 4) for share in shares],
+    }
+
+
 def mean_curve(runs: list[dict[str, Any]]) -> tuple[Any, Any]:
     """Return numbers of sampled tokens, as far as all runs got, and the mean held-out reward after each."""
     tokens = np.linspace(0, min(one["tokens"][-1] for one in runs), 401)
@@ -113,6 +141,11 @@ def compare(agent: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
                 "tokens_to_target": needed and round(needed),
                 "ratio": round(plain / needed, 2) if plain and needed else None,
                 "branches": some[0]["branches"],
+                **{
+                    part: round(fmean(one[part][-1] for one in some), 3)
+                    for part in PARTS
+                    if all(part in one for one in some)
+                },
             }
     return {"target": round(target, 3), "variants": found}
 
@@ -138,7 +171,7 @@ def main() -> None:
         for agent in options.agents
         for variant in options.variants
     }
-    runs = list(make_runs(("agent", "variant", "seed"), wanted, measure, options).values())
+    runs = list(make_runs(("agent", "variant", "seed"), wanted, measure, options, find_right_entries).values())
     found = {agent: compared for agent in CONFIGS if (compared := compare(agent, runs))}
     others = [
         (entry["ratio"], f"{agent}, {name}")
