@@ -140,7 +140,11 @@ def compare(agent: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
                 "tokens": round(fmean(one["tokens"][-1] for one in some)),
                 "tokens_to_target": needed and round(needed),
                 "ratio": round(plain / needed, 2) if plain and needed else None,
-                "branches": some[0]["branches"],
+                "branches": {
+                    name: round(fmean(one["branches"][name] for one in some), 3)
+                    for name in some[0]["branches"]
+                    if all(name in one["branches"] for one in some)
+                },
                 **{
                     part: round(fmean(one[part][-1] for one in some), 3)
                     for part in PARTS
