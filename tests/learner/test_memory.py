@@ -8,7 +8,7 @@ from smallpolicy import OBJECTIVE, some_samples
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from leyden.config import AdapterConfig, ConfigError, TrainingConfig
-from leyden.learner.memory import check_memory, memory_for_training
+from leyden.learner.memory import check_memory, gathered_units, memory_for_training
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import OldLogprobs
 
@@ -26,7 +26,7 @@ LORA = AdapterConfig(rank=4, modules=("q_proj", "down_proj"))
 
 
 def make(**options: Any) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE, **options))
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(LlamaConfig(**{**SHAPE, **options}))
     return model
 
 
@@ -76,6 +76,17 @@ def test_the_memory_for_training_in_numbers(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("leyden.learner.memory.keeps_whole", lambda size: False)
     assert device("bfloat16", devices=4) == sharded + 6 * weights  # two layers and what is beside them are all of it
     assert device("bfloat16", devices=4, lora=LORA) == adapted + 6 * weights
+
+
+def test_small_layers_are_gathered_together_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(num_hidden_layers=5)
+    layers = list(model.model.layers)
+    size = sum(each.numel() for each in layers[0].parameters())
+    monkeypatch.setattr("leyden.learner.memory._UNIT_BYTES", 2 * 4 * size)
+    assert gathered_units(model, 4) == [layers[:2], layers[2:4], layers[4:]]
+    assert gathered_units(model, 2) == [layers[:4], layers[4:]]
+    monkeypatch.setattr("leyden.learner.memory._UNIT_BYTES", size)
+    assert gathered_units(model, 4) == [[layer] for layer in layers]
 
 
 def test_a_refusal_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
