@@ -16,6 +16,7 @@ from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.dialects.responses.items import seal_reasoning
 from leyden.server.gateway.prompts.history import History
 from leyden.server.gateway.prompts.prefix_index import PrefixIndex
+from leyden.server.gateway.prompts.prompt import longest_text
 from leyden.server.gateway.prompts.tokenising import in_thread, within_memory
 
 LARGE = 1 << 20
@@ -121,6 +122,35 @@ async def test_reasoning_that_a_template_may_drop_is_tokenised_beside_other_call
                 async with session.post(url, json=asked) as reply:
                     assert reply.status == 400 and why in await reply.text()
     assert threads and threading.main_thread() not in threads
+
+
+def with_reasoning(size: int) -> dict[str, Any]:
+    return {"role": "assistant", "content": "So.", "reasoning_content": "x" * size}
+
+
+def with_arguments(size: int) -> dict[str, Any]:
+    function = {"name": "add", "arguments": "x" * size}
+    return {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"), [(with_reasoning, "bytes of reasoning"), (with_arguments, "the tool calls have")]
+)
+async def test_more_than_an_agent_can_have_collected_is_refused_before_it_is_read(
+    answer: Callable[[int], dict[str, Any]], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(History, "of", lambda *_: pytest.fail("the history is read"))
+    async with model_server(tmp_path) as server:
+        await server.new_attempt()
+        assert server.service.gateway is not None
+        far_too_much = 8 * longest_text(server.service.gateway.models["spark"]) + 1
+        url, headers = f"{server.url}/v1/chat/completions", {"authorization": f"Bearer {server.key}"}
+        messages = [{"role": "user", "content": "Why?"}, answer(far_too_much), {"role": "user", "content": "And?"}]
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.post(url, json={"model": "spark", "messages": messages}) as reply,
+        ):
+            assert reply.status == 400 and why in await reply.text()
 
 
 def test_arguments_are_compared_by_meaning_up_to_as_many_values_as_a_body_may_have() -> None:
