@@ -102,7 +102,7 @@ class BestRollout(Struct, frozen=True):
 
     attempt: str
     calls: int
-    """Those that can be replayed, and one."""
+    """Those that can be replayed, and one; at most up to the last that is trained on."""
     reward: tuple[float, float]
     """Its final reward, and the sum of its step rewards."""
     step: int

@@ -88,7 +88,8 @@ def build_pipeline(
     by_difficulty = training.task_order == "by_difficulty"
     difficulty = Difficulty(tasks.train, tasks.seed, size, success, state.task_record) if by_difficulty else None
     continues, failure_reward = training.hard_tasks == "continue", config.rollout.failure_reward
-    prefixes = Prefixes(success, failure_reward, state.prefixes) if continues else None
+    filters = [algorithm.sample_filter for algorithm in algorithms.values()]
+    prefixes = Prefixes(success, failure_reward, filters, state.prefixes) if continues else None
     source = GroupSource(tasks, size, state.position, difficulty, prefixes)
     different = len({task.id for task in (*tasks.train, *tasks.held_out)})
     files = RunFolder(folder)

@@ -11,12 +11,14 @@ from smallepisodes import call, episode
 
 from leyden.api.wire import GroupSpec
 from leyden.learner.protocol import OpenGroup, PrefixRecord
+from leyden.orchestrator.credit.samples import SampleFilter
 from leyden.orchestrator.rollouts.prefixes import Prefixes
 from leyden.orchestrator.rollouts.requested_group import RequestedGroup
 from leyden.outcomes import Ending
 from leyden.records import Call, CallStatus, Origin, Reward, RewardKind, Task
 
 NOTHING = PrefixRecord()
+EVERY_ROLE = SampleFilter(2, 0.0, None)
 
 
 def group(rewards: Sequence[float], position: int = 0, open: OpenGroup | None = None, calls: int = 8) -> RequestedGroup:
@@ -30,7 +32,7 @@ def group(rewards: Sequence[float], position: int = 0, open: OpenGroup | None = 
 
 def after(*groups: RequestedGroup, prefixes: Prefixes | None = None, step: int = 1) -> tuple[Prefixes, list[OpenGroup]]:
     """The groups that can be requested after a step."""
-    prefixes = prefixes or Prefixes(1.0, 0.0, NOTHING)
+    prefixes = prefixes or Prefixes(1.0, 0.0, [EVERY_ROLE], NOTHING)
     prefixes.add_step(groups, step)
     return prefixes, list(prefixes.record.waiting)
 
@@ -93,14 +95,16 @@ def test_other_tasks_begin_with_the_share_that_was_needed_lately() -> None:
     prefixes, (first,) = after(group([0.0, 0.0, 1.0], calls=100))
     prefixes, _ = after(group([0.0] * 4, open=first, calls=100), prefixes=prefixes)
     assert prefixes.record.share == 0.53125  # an eighth of the way from 0.5 to 0.75
-    resumed = Prefixes(1.0, 0.0, prefixes.record)
+    resumed = Prefixes(1.0, 0.0, [EVERY_ROLE], prefixes.record)
     *_, other = after(group([0.0, 1.0, 0.0], 1, calls=100), prefixes=resumed)[1]
     assert other.task == "t1" and other.origin == Origin("g.1.1", 53)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.9])
 def test_a_rollout_too_short_for_the_share_of_others_is_continued_from_its_middle(share: float) -> None:
-    (short,) = after(group([0.0, 0.0, 1.0], calls=2), prefixes=Prefixes(1.0, 0.0, PrefixRecord(share=share)))[1]
+    (short,) = after(
+        group([0.0, 0.0, 1.0], calls=2), prefixes=Prefixes(1.0, 0.0, [EVERY_ROLE], PrefixRecord(share=share))
+    )[1]
     assert short.origin == Origin("g.2.1", 1)
 
 
@@ -131,6 +135,17 @@ def test_calls_after_one_that_failed_are_in_no_prefix() -> None:
     assert after(hard)[1][0].origin == Origin("g.2.1", 2)
 
 
+@pytest.mark.parametrize(("last", "replayed"), [(7, 4), (3, 2), (0, None)])
+def test_a_continuation_has_a_call_that_is_trained_on(last: int, replayed: int | None) -> None:
+    """Checks follow the writer's last query, and are not trained on."""
+    writers = SampleFilter(2, 0.0, ["writer"])
+    hard = group([0.0, 0.0, 1.0])
+    calls = [call(f"c{number}", role="writer" if number <= last else "checker") for number in range(8)]
+    hard.episodes = [replace(one, calls=tuple(calls)) for one in hard.episodes or ()]
+    waiting = after(hard, prefixes=Prefixes(1.0, 0.0, [writers], NOTHING))[1]
+    assert [open.origin and open.origin.calls for open in waiting] == ([replayed] if replayed is not None else [])
+
+
 def test_three_of_four_groups_continue_tasks_which_take_turns() -> None:
     once = [1.0, 0.0, 0.0, 0.0, 0.0]
     prefixes, _ = after(*(group(once, position) for position in range(5)))
@@ -145,7 +160,7 @@ def test_what_is_known_outlives_a_restart() -> None:
     prefixes, _ = after(group([0.0, 0.0, 1.0]), group([0.0, 0.0, 1.0], 1))
     prefixes.take(1)
     record = msgspec.json.decode(msgspec.json.encode(prefixes.record), type=PrefixRecord)
-    resumed = Prefixes(1.0, 0.0, record)
+    resumed = Prefixes(1.0, 0.0, [EVERY_ROLE], record)
     assert resumed.take(3) == prefixes.take(3) is not None and resumed.record == prefixes.record
 
 

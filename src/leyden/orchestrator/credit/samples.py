@@ -107,6 +107,13 @@ class SampleFilter(Struct, frozen=True):
     foreign: ForeignRewards = NO_FOREIGN_REWARDS
     """The rewards that count for other policies of the run."""
 
+    def exclusion_reasons(self, episode: Episode) -> tuple[str | None, ...]:
+        """Return for each call of an episode why it is not trained on, or None if it is."""
+        return tuple(
+            episode.exclusion_reason(call, self.roles, self.allow_biased_sampling, self.policy)
+            for call in episode.calls
+        )
+
 
 def select_rollouts(
     group: Sequence[Episode], sample_filter: SampleFilter, accounting: StepAccounting
@@ -143,12 +150,7 @@ def select_rollouts(
             excluded["diverged"] += 1
             exclude_calls(episode, ["diverged from the record"] * len(episode.calls))
             continue
-        reasons = tuple(
-            episode.exclusion_reason(
-                call, sample_filter.roles, sample_filter.allow_biased_sampling, sample_filter.policy
-            )
-            for call in episode.calls
-        )
+        reasons = sample_filter.exclusion_reasons(episode)
         calls_excluded.update(reason for reason in reasons if reason is not None)
         exclude_calls(episode, reasons)
         selected.append(SelectedRollout(episode, final, reasons))

@@ -2,8 +2,8 @@
 
 A task is hard if fewer than half of the rollouts of its last group succeeded. Its next group begins inside its best
 recent rollout: that one's first calls are replayed from the record, as context. The prefix grows if fewer than half of
-the continuations succeed and shrinks if more do, until nothing is replayed, or everything. At most three of four groups
-continue a task; those that wait take turns.
+the continuations succeed and shrinks if more do, until nothing is replayed, or everything that is trained on. At most
+three of four groups continue a task; those that wait take turns.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,9 @@ from math import log
 
 from msgspec.structs import replace
 
-from leyden.episodes import Episode
+from leyden.episodes import REPLAYED, Episode
 from leyden.learner.protocol import BestRollout, OpenGroup, PrefixRecord
+from leyden.orchestrator.credit.samples import SampleFilter
 from leyden.orchestrator.rollouts.difficulty import count_successes
 from leyden.orchestrator.rollouts.requested_group import RequestedGroup
 from leyden.records import Group, Origin
@@ -28,9 +29,14 @@ _SHARES = 8
 class Prefixes:
     """Chooses which tasks are continued, and where."""
 
-    def __init__(self, success: float, failure_reward: float, record: PrefixRecord) -> None:
-        """A rollout succeeds if its reward is at least `success`. `record` is that of a run that is resumed."""
-        self._success, self._failure_reward = success, failure_reward
+    def __init__(
+        self, success: float, failure_reward: float, filters: Sequence[SampleFilter], record: PrefixRecord
+    ) -> None:
+        """A rollout succeeds if its reward is at least `success`. `filters` are those of the policies that are trained.
+
+        `record` is that of a run that is resumed.
+        """
+        self._success, self._failure_reward, self._filters = success, failure_reward, filters
         self._best, self._waiting, self._share = dict(record.best), [*record.waiting], record.share
         self.continued = record.continued
         """How many groups have continued a task."""
@@ -108,8 +114,16 @@ class Prefixes:
         known, episode = self._best.get(task), scored[rewards_R.index(found)][1]
         if known is None or step - known.step > _RECENT_STEPS or found >= known.reward:
             share = known.share if known is not None else 0.0
-            calls = min(len(episode.calls), episode.replayable + 1)
+            calls = min(self._last_trained(episode), episode.replayable + 1)
             self._best[task] = BestRollout(episode.attempt.id, calls, found, step, share)
+
+    def _last_trained(self, episode: Episode) -> int:
+        """Return the number of the last call that a continuation would be trained on: after it, none has a purpose."""
+        reasons = [one.exclusion_reasons(episode) for one in self._filters]
+        return max(
+            (number for some in reasons for number, reason in enumerate(some, 1) if reason in (None, REPLAYED)),
+            default=0,
+        )
 
 
 def _growth(succeeded: float) -> float:
