@@ -78,14 +78,15 @@ def config(**algorithm: Any) -> Config:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_group_that_continues_a_rollout_is_grpo_on_what_it_adds(policy: Policy, seed: int) -> None:
+def test_a_group_that_continues_a_rollout_is_grpo_of_whole_rollouts_on_what_it_adds(policy: Policy, seed: int) -> None:
+    """A token counts as much as in a rollout from the start: one of all in its rollout, replayed ones included."""
     rng = Random(seed)
     origin = episode(0, 1.0, conversation(rng, "o", 3))
     rewards = [1.0, 0.0, 0.0]
     group = continued(rng, origin, 2, rewards)
     worth = []
     for rollout, reward in zip(group, rewards, strict=True):
-        tokens = sum(len(call.completion_ids) for call in rollout.calls[2:])
+        tokens = sum(len(call.completion_ids) for call in rollout.calls)
         advantage = (reward - fmean(rewards)) / stdev(rewards)
         worth += [(rollout, index, advantage / (3 * tokens)) for index in (2, 3)]
     check(policy, config(), [group], worth)
