@@ -25,7 +25,7 @@ def test_a_larger_model_never_has_a_larger_rate() -> None:
     assert rates == sorted(rates, reverse=True)
 
 
-def test_adapters_take_ten_times_as_much_up_to_a_limit() -> None:
+def test_adapters_take_ten_times_as_much() -> None:
     assert default_learning_rate(134_515_008, lora=True) == 1e-4
     assert default_learning_rate(8_000_000_000, lora=True) == 1e-5
     assert default_learning_rate(1_967_808, lora=True) == 8e-3
