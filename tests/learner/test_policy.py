@@ -165,6 +165,6 @@ def test_the_learning_rate_follows_its_schedule(schedule: str, expected: list[fl
     assert rates == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("lora", "expected"), [(None, 8e-4), (AdapterConfig(rank=2), 1e-3)], ids=["weights", "lora"])
+@pytest.mark.parametrize(("lora", "expected"), [(None, 8e-4), (AdapterConfig(rank=2), 8e-3)], ids=["weights", "lora"])
 def test_the_default_learning_rate_is_higher_for_adapters(lora: AdapterConfig | None, expected: float) -> None:
     assert small_policy(lora=lora, learning_rate=None).learning_rate == expected

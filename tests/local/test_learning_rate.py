@@ -50,7 +50,7 @@ def test_the_default_is_written_into_the_folder_and_kept(config: Config, monkeyp
 def test_before_the_first_step_it_is_chosen_again(config: Config) -> None:
     assert train(config, steps='{"step": 0}\n')[0] == 8e-4
     rate, said = train(with_training(config, lora=AdapterConfig()), steps="")
-    assert rate == 1e-3 and "the default for adapters of 2 million parameters" in said
+    assert rate == 8e-3 and "the default for adapters of 2 million parameters" in said
     assert train(with_training(config, learning_rate=0.5)) == (0.5, "learning rate 0.5, as configured")
 
 
