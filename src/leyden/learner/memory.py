@@ -68,7 +68,7 @@ def keeps_whole(size: int) -> bool:
     That takes a tenth of its memory at the most. They are then gathered once for an update, not for each micro-batch.
     """
     if torch.cuda.is_available():
-        total = torch.cuda.get_device_properties(0).total_memory
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     else:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return size <= _WHOLE_SHARE * total

@@ -23,9 +23,9 @@ def test_ranks_compute_the_same_and_gather_less_if_weights_stay_whole(
 ) -> None:
     numbers, weights, _ = train(ALONE, lambda number: True)
     calls = []
-    for keeps_whole in (True, False):
-        meeting = tmp_path / f"meeting-{keeps_whole}"
-        running = [processes.submit(train_as, rank, meeting, keeps_whole) for rank in range(RANKS)]
+    for number, room in enumerate(((True, True), (False, False), (True, False))):  # devices may differ
+        meeting = tmp_path / f"meeting-{number}"
+        running = [processes.submit(train_as, rank, meeting, room[rank]) for rank in range(RANKS)]
         found = [one.result() for one in running]
         for ours, our_weights, sharded, _ in found:
             assert sharded
@@ -33,4 +33,4 @@ def test_ranks_compute_the_same_and_gather_less_if_weights_stay_whole(
             for name, tensor in weights.items():
                 torch.testing.assert_close(our_weights[name], tensor, rtol=1e-9, atol=1e-9)
         calls.append(found[0][-1])
-    assert calls[0] < calls[1] / 2
+    assert calls[0] < calls[1] / 2 and calls[2] == calls[1]

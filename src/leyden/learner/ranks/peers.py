@@ -60,9 +60,10 @@ class RankPeers:
     def level(self, microbatches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield as many micro-batches as the rank with the most has; weights are sharded again after the last."""
         own = list(microbatches)
-        most = max(self.gather(len(own)))
+        counts, fits = zip(*self.gather((len(own), keeps_whole(self._whole_size))), strict=True)
+        most, whole = max(counts), all(fits)  # devices may differ, but not what they exchange
         for number, microbatch in enumerate([*own, *(_empty_microbatch() for _ in range(most - len(own)))], 1):
-            if number in (1, most) and keeps_whole(self._whole_size):
+            if whole and number in (1, most):
                 self._keep_whole(number == most)
             yield microbatch
 
@@ -90,12 +91,12 @@ class RankPeers:
         dist.broadcast(sent, 0, group=self._group)
         return sent
 
-    def _keep_whole(self, until_reduced: bool) -> None:
-        """Keep weights whole after each micro-batch, and gradients; or until those of the next one are reduced."""
+    def _keep_whole(self, last: bool) -> None:
+        """Keep weights and gradients whole after the next micro-batches; after the `last` one, shard and reduce them."""
         for unit in self._units:
-            unit.set_reshard_after_forward(until_reduced and not torch.is_grad_enabled(), recurse=False)
-            unit.set_reshard_after_backward(until_reduced, recurse=False)
-            unit.set_requires_gradient_sync(until_reduced, recurse=False)
+            unit.set_reshard_after_forward(last and not torch.is_grad_enabled(), recurse=False)
+            unit.set_reshard_after_backward(last, recurse=False)
+            unit.set_requires_gradient_sync(last, recurse=False)
 
     def _shard(self, modules: list[nn.Module], compute: torch.dtype | None) -> None:
         """Shard what is not sharded yet of some modules, as one unit."""
