@@ -92,7 +92,7 @@ class RankPeers:
         return sent
 
     def _keep_whole(self, last: bool) -> None:
-        """Keep weights and gradients whole after the next micro-batches; after the `last` one, shard and reduce them."""
+        """Keep weights and gradients whole after micro-batches; after the `last` one, shard and reduce them."""
         for unit in self._units:
             unit.set_reshard_after_forward(last and not torch.is_grad_enabled(), recurse=False)
             unit.set_reshard_after_backward(last, recurse=False)
