@@ -6,7 +6,7 @@
 Two adapters as two policies of one vLLM, beside one adapter:
 
     python benchmarks/async_cuda.py examples/sql/sql.toml model=FOLDER 'training.lora={rank=16}' held_out=0 \\
-        checkpoints.optimiser=false --limit-s 560 --name adapters --out results/adapters --variants \\
+        checkpoints.optimiser=false --limit-s 560 --out results/adapters --variants \\
         'policy=both' 'policies={writer={roles=["writer","checker"]},rewriter={roles=["rewriter"]}}'
 
 Each variant is a run of its own, one after the other; `--together` makes them at once, for figures that do not depend
@@ -25,7 +25,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -152,6 +152,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", required=True, help="the settings of each run, each in one argument")
     parser.add_argument("--together", action="store_true", help="make all runs at once")
     parser.add_argument("--limit-s", type=float, help="for all runs together, their starts included")
+    parser.add_argument("--home", type=Path, help="keep the runs there")
     parser.add_argument("--name", default="benchmark", help="of the file of the result")
     add_out(parser)
     given = parser.parse_intermixed_args()
@@ -163,8 +164,9 @@ def main() -> None:
         """Return the part of the time that is left for one of so many runs."""
         return None if ends is None else max(0.0, ends - time.monotonic()) / runs - GRACE_S / 2
 
-    with TemporaryDirectory() as folder:
+    with nullcontext(given.home) if given.home else TemporaryDirectory() as folder:
         home = Path(folder)
+        home.mkdir(parents=True, exist_ok=True)
         with watched_gpu(home / SAMPLES):
             running = {}
             for number, (variant, name) in enumerate(names.items()):
