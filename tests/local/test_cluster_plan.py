@@ -49,7 +49,6 @@ def test_ranks_have_a_gpu_each_and_engines_as_many_as_they_divide_the_model_over
         ({"training": {"offload": "optimiser"}}, {"a": CPUS}, False, "`training.offload`"),
         ({"engine": {"url": "http://127.0.0.1:1"}}, {"a": CPUS}, False, "`engine.url`"),
         ({"engine": {"devices": [1]}}, {"a": BIG}, True, "`engine.devices`: Ray chooses the devices: leave it out"),
-        ({"engine": {"transfer": "nccl"}}, {"a": BIG}, True, "`engine.transfer"),
         ({"policies": {"one": {}}}, {"a": CPUS}, False, "`policies`: a run on a cluster has one policy"),
     ],
 )

@@ -69,6 +69,13 @@ async def test_vllm_computes_as_many_requests_at_once_as_there_are_slots(
     assert " --max-num-seqs 12 " in (tmp_path / "vllm.log").read_text()
 
 
+async def test_nccl_needs_an_engine_on_other_devices(model: PreTrainedModel, tmp_path: Path) -> None:
+    chosen = config(kind="vllm", transfer="nccl")
+    with pytest.raises(ConfigError, match=r"`engine.transfer`: NCCL is for engines on other CUDA devices"):
+        async with running_engines(tmp_path, [LocalPolicy(chosen, SPARK, model)]):
+            pass
+
+
 @pytest.mark.parametrize("kind", ["torch", "vllm"])
 async def test_adapters_are_computed_as_the_engine_does(
     kind: str, model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,7 +5,7 @@ with temperature and grammar applied; each chunk names the version of the weight
 """
 
 import hashlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 
@@ -142,8 +142,8 @@ class LoraWeights(Struct, frozen=True):
 class ModelWeights(Protocol):
     """The learner's current weights, as they are published to an engine."""
 
-    def tensors(self) -> "Iterator[tuple[str, Tensor]]":
-        """Yield every tensor of the model to serve, by its Hugging Face name."""
+    def tensors(self) -> "Iterable[tuple[str, Tensor]]":
+        """Return every tensor of the model to serve, by its Hugging Face name."""
 
     def adapter(self) -> LoraWeights | None:
         """Return the adapter if only a LoRA adapter is trained."""

@@ -57,7 +57,6 @@ def _check_settings(config: Config) -> None:
         "`training.offload` is for a device of this machine: leave it out": offloads,
         "`engine.url` is a server that runs already, and the run starts its own: leave it out": engine.url is not None,
         "`engine.devices`: Ray chooses the devices: leave it out": bool(engine.devices),
-        '`engine.transfer = "nccl"` is for engines on this machine: leave it out': engine.transfer == "nccl",
     }
     for why, applies in refused.items():
         if applies:

@@ -254,11 +254,10 @@ def _memory_share(shared: _Shared, devices: Sequence[int]) -> float:
 def _transfer(config: Config, devices: Sequence[int], plan: MemoryPlan | None) -> Transfer:
     """Return how weights arrive at vLLM."""
     if config.engine.transfer == "nccl":
-        beside = TRAINER_DEVICE in devices or not devices
-        if beside or config.training.devices > 1 or find_spec("vllm") is None:
+        if TRAINER_DEVICE in devices or not devices or find_spec("vllm") is None:
             raise ConfigError(
-                "`engine.transfer`: NCCL is for engines on other CUDA devices than the only one that trains, and needs "
-                "vLLM in the trainer's environment: leave it out, or name the devices in `engine.devices`"
+                "`engine.transfer`: NCCL is for engines on other CUDA devices than those that train, and needs vLLM in "
+                "the trainer's environment: leave it out, or name the devices in `engine.devices`"
             )
         return "nccl"
     return "ipc" if plan is not None and tuple(devices) == (TRAINER_DEVICE,) else "files"

@@ -1,77 +1,55 @@
-"""Weights over NCCL, with a group and a vLLM that are scripted: no machine of ours has two devices."""
+"""Weights that this process broadcasts to the workers of a vLLM, over a group that stands for NCCL's.
 
-import asyncio
-import threading
-from typing import Any
+No machine of ours has two GPUs. Ranks that broadcast are tested with the learner.
+"""
+
+from collections.abc import Iterator
 
 import pytest
 import torch
+from receiving_vllm import ReceivingVllm, broadcasting_over_tcp
 
 from leyden.engine.protocol import EngineError
 from leyden.engine.vllm import nccl
 from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.vllm.nccl import NcclTransfer
 
-WEIGHTS = {"a": torch.randn(3, 2).t(), "b": torch.ones(4, dtype=torch.bfloat16)}
-
-
-class ScriptedGroup:
-    """Receives what is broadcast."""
-
-    def __init__(self) -> None:
-        self.received: list[torch.Tensor] = []
-        self.open = threading.Event()
-        self.open.set()
-
-    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
-        self.open.wait()
-        self.received.append(tensor)
+WEIGHTS = {"a": torch.randn(3, 2).t(), "b": torch.ones(4)}
+DTYPES = {"a": torch.float32, "b": torch.bfloat16}
 
 
 @pytest.fixture
-def group(monkeypatch: pytest.MonkeyPatch) -> ScriptedGroup:
-    group = ScriptedGroup()
-    monkeypatch.setattr(nccl, "_communicator", lambda port, size: group)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    return group
+def vllm() -> Iterator[ReceivingVllm]:
+    with broadcasting_over_tcp():
+        yield ReceivingVllm()
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    calls: list[tuple[str, Any]] = []
-
-    async def call(client: object, path: str, body: Any = None) -> None:
-        calls.append((path, body))
-
-    async def read(client: object, path: str) -> Any:
-        return {"world_size": 2}
-
-    monkeypatch.setattr(nccl, "call", call)
-    monkeypatch.setattr(nccl, "read", read)
-    return calls
-
-
-async def test_tensors_are_broadcast_while_vllm_receives_them(
-    group: ScriptedGroup, calls: list[tuple[str, Any]]
-) -> None:
+async def test_all_workers_have_the_weights_in_the_precisions_that_they_serve(vllm: ReceivingVllm) -> None:
     transfer = NcclTransfer()
+    served = {name: tensor.to(DTYPES[name]) for name, tensor in WEIGHTS.items()}
     for version in (1, 2):
-        sent = await transfer.send(None, WEIGHTS.items, version)
-        assert sent == ({name: checksum(tensor) for name, tensor in WEIGHTS.items()}, 32)
+        sent = await transfer.send(vllm, WEIGHTS.items, DTYPES, version)
+        assert sent == ({name: checksum(tensor) for name, tensor in served.items()}, 32)
+        for found in vllm.received:
+            assert list(found) == ["a", "b"]
+            assert all(found[name].dtype == one.dtype and torch.equal(found[name], one) for name, one in served.items())
     update = ["/start_weight_update", "/update_weights", "/finish_weight_update"]
-    assert [path for path, _ in calls] == ["/init_weight_transfer_engine", *update, *update]
-    init, info = calls[0][1]["init_info"], calls[2][1]["update_info"]
-    assert (init["world_size"], init["rank_offset"]) == (3, 1)
-    assert info == {"names": ["a", "b"], "dtype_names": ["float32", "bfloat16"], "shapes": [[2, 3], [4]]}
-    assert [tuple(tensor.shape) for tensor in group.received] == [(2, 3), (4,)] * 2
+    assert vllm.paths == ["/init_weight_transfer_engine", *update, *update]
 
 
-async def test_a_broadcast_that_hangs_is_an_error(
-    group: ScriptedGroup, calls: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("dtypes", "says"), [({"a": torch.float32}, "no tensor b"), ({**DTYPES, "c": 1}, "tensor c")])
+async def test_other_tensors_than_vllm_serves_are_refused(
+    vllm: ReceivingVllm, dtypes: dict[str, torch.dtype], says: str
 ) -> None:
+    with pytest.raises(EngineError, match=says):
+        await NcclTransfer().send(vllm, WEIGHTS.items, dtypes, 1)
+    assert "/start_weight_update" not in vllm.paths
+
+
+async def test_a_broadcast_that_hangs_is_an_error(vllm: ReceivingVllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    transfer = NcclTransfer()
+    await transfer.send(vllm, WEIGHTS.items, DTYPES, 6)
     monkeypatch.setattr(nccl, "_LIMIT_S", 0.05)
-    group.open.clear()
+    vllm.receives = False
     with pytest.raises(EngineError, match="NCCL did not transfer the weights of version 7"):
-        await NcclTransfer().send(None, WEIGHTS.items, 7)
-    group.open.set()
-    await asyncio.sleep(0)
+        await transfer.send(vllm, WEIGHTS.items, DTYPES, 7)

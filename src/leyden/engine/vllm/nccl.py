@@ -1,23 +1,23 @@
-"""Broadcasts weights over NCCL to a vLLM on other devices than the trainer's. It has never run on hardware.
+"""Sends weights to a vLLM on other devices than the trainer's over NCCL. It has never run on hardware.
 
-The trainer is rank 0 of a group with the workers of one vLLM, so it needs vLLM in its own environment. NCCL has no time
-limit: its calls run on a thread that may be left behind, and what takes longer than a minute is an error.
+NCCL has no time limit: what takes longer than a minute is an error. A thread of this process that waits for NCCL may be
+left behind; ranks are ended.
 """
 
 import asyncio
-import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import aiohttp
 import torch
+from torch import Tensor
 
+from leyden.engine.broadcast import Broadcaster, NcclGroup, Sent, free_port
 from leyden.engine.protocol import EngineError
-from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.vllm.http import call, read
-from leyden.engine.vllm.publisher import Sent
+from leyden.engine.vllm.publisher import check_names
 from leyden.engine.weight_files import NamedTensors
 
 T = TypeVar("T")
@@ -29,59 +29,82 @@ class NcclTransfer:
     """Sends weights to one vLLM; a vLLM that is restarted needs another."""
 
     def __init__(self) -> None:
-        self._communicator: Any = None
+        self._groups: dict[int, NcclGroup] = {}
+        """Of this process, by their ports."""
+        self._port: int | None = None
 
-    async def send(self, client: aiohttp.ClientSession, weights: Callable[[], NamedTensors], version: int) -> Sent:
+    async def send(
+        self,
+        client: aiohttp.ClientSession,
+        weights: Callable[[], NamedTensors],
+        dtypes: Mapping[str, torch.dtype],
+        version: int,
+    ) -> Sent:
         """Broadcast one tensor after the other while vLLM receives them."""
+        tensors = weights()
+        sender = tensors if isinstance(tensors, Broadcaster) else await self._own(tensors)
         try:
             async with asyncio.timeout(_LIMIT_S):
-                if self._communicator is None:
-                    self._communicator = await _join(client)
-                return await self._send(client, weights)
+                if self._port is None:
+                    self._port = await _join(client, sender)
+                return await _send(client, sender, self._port, dtypes)
         except TimeoutError:
             raise EngineError(f"NCCL did not transfer the weights of version {version} in {_LIMIT_S:.0f} s") from None
 
-    async def _send(self, client: aiohttp.ClientSession, weights: Callable[[], NamedTensors]) -> Sent:
-        tensors = await asyncio.to_thread(lambda: [(name, one.contiguous()) for name, one in weights()])
-        update = {
-            "names": [name for name, _ in tensors],
-            "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
-            "shapes": [list(tensor.shape) for _, tensor in tensors],
-        }
-
-        def broadcast() -> None:
-            for _, tensor in tensors:
-                self._communicator.broadcast(tensor, src=0)
-            torch.cuda.synchronize()
-
-        await call(client, "/start_weight_update")
-        await asyncio.gather(call(client, "/update_weights", {"update_info": update}), _on_own_thread(broadcast))
-        await call(client, "/finish_weight_update")
-        checksums = await asyncio.to_thread(lambda: {name: checksum(tensor) for name, tensor in tensors})
-        return Sent(checksums, sum(tensor.nbytes for _, tensor in tensors))
+    async def _own(self, tensors: NamedTensors) -> "_OwnTensors":
+        return _OwnTensors(await asyncio.to_thread(lambda: dict(tensors)), self._groups)
 
 
-async def _join(client: aiohttp.ClientSession) -> Any:
-    """Make the group of the trainer and vLLM's workers; return the trainer's end."""
+class _OwnTensors:
+    """Tensors of this process."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], groups: dict[int, NcclGroup]) -> None:
+        self._tensors, self._groups = tensors, groups
+
+    async def find_address(self) -> tuple[str, int]:
+        return _HOST, free_port(_HOST)
+
+    async def join(self, address: tuple[str, int], size: int) -> None:
+        host, port = address
+        device = next(iter(self._tensors.values())).device
+        self._groups[port] = await _on_own_thread(lambda: NcclGroup(host, port, size, device))
+
+    async def shapes(self) -> Mapping[str, Sequence[int]]:
+        return {name: list(tensor.shape) for name, tensor in self._tensors.items()}
+
+    async def broadcast(self, port: int, dtypes: Mapping[str, torch.dtype]) -> Sent:
+        cast = ((name, tensor.detach().to(dtypes[name])) for name, tensor in self._tensors.items())
+        return await _on_own_thread(lambda: self._groups[port].broadcast(cast))
+
+
+async def _join(client: aiohttp.ClientSession, sender: Broadcaster) -> int:
+    """Make the group of the sender and vLLM's workers; return its port."""
     workers = int((await read(client, "/get_world_size"))["world_size"])
-    with socket.socket() as free:
-        free.bind((_HOST, 0))
-        port = free.getsockname()[1]
+    host, port = await sender.find_address()
     size = 1 + workers
-    init = {"master_address": _HOST, "master_port": port, "rank_offset": 1, "world_size": size, "packed": False}
-    _, communicator = await asyncio.gather(
-        call(client, "/init_weight_transfer_engine", {"init_info": init}),
-        _on_own_thread(lambda: _communicator(port, size)),
+    init = {"master_address": host, "master_port": port, "rank_offset": 1, "world_size": size, "packed": False}
+    await asyncio.gather(
+        call(client, "/init_weight_transfer_engine", {"init_info": init}), sender.join((host, port), size)
     )
-    return communicator
+    return port
 
 
-def _communicator(port: int, size: int) -> Any:
-    from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator  # type: ignore[import-not-found]
-    from vllm.distributed.utils import StatelessProcessGroup  # type: ignore[import-not-found]
-
-    group = StatelessProcessGroup.create(host=_HOST, port=port, rank=0, world_size=size)
-    return PyNcclCommunicator(group, device=torch.cuda.current_device())
+async def _send(
+    client: aiohttp.ClientSession, sender: Broadcaster, port: int, dtypes: Mapping[str, torch.dtype]
+) -> Sent:
+    shapes = await sender.shapes()
+    check_names(shapes, dtypes)
+    update = {
+        "names": [*shapes],
+        "dtype_names": [str(dtypes[name]).removeprefix("torch.") for name in shapes],
+        "shapes": [list(shape) for shape in shapes.values()],
+    }
+    await call(client, "/start_weight_update")
+    _, sent = await asyncio.gather(
+        call(client, "/update_weights", {"update_info": update}), sender.broadcast(port, dtypes)
+    )
+    await call(client, "/finish_weight_update")
+    return sent
 
 
 async def _on_own_thread(work: Callable[[], T]) -> T:

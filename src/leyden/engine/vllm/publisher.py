@@ -8,10 +8,10 @@ import asyncio
 import base64
 import pickle
 import shutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import aiohttp
 import msgspec
@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from leyden.engine.broadcast import Sent
 from leyden.engine.protocol import EngineError, LoraWeights
 from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.vllm.http import call, control
@@ -75,18 +76,17 @@ def _save_adapter(tensors: Mapping[str, Tensor], rank: int, path: Path) -> None:
     save_file(named, path / "adapter_model.safetensors")
 
 
-class Sent(NamedTuple):
-    """What was sent to vLLM."""
-
-    checksums: Mapping[str, int]
-    nbytes: int
-
-
 class Transfer(Protocol):
     """Transfers weights into vLLM's parameters."""
 
-    async def send(self, client: aiohttp.ClientSession, weights: Callable[[], NamedTensors], version: int) -> Sent:
-        """Write the weights, in the precision that vLLM serves, into its parameters."""
+    async def send(
+        self,
+        client: aiohttp.ClientSession,
+        weights: Callable[[], NamedTensors],
+        dtypes: Mapping[str, torch.dtype],
+        version: int,
+    ) -> Sent:
+        """Write the weights, in the precisions that vLLM serves, into its parameters."""
 
 
 class FileTransfer:
@@ -95,9 +95,15 @@ class FileTransfer:
     def __init__(self, files: WeightFiles, deliver: Deliver = HERE.deliver) -> None:
         self._files, self._deliver = files, deliver
 
-    async def send(self, client: aiohttp.ClientSession, weights: Callable[[], NamedTensors], version: int) -> Sent:
+    async def send(
+        self,
+        client: aiohttp.ClientSession,
+        weights: Callable[[], NamedTensors],
+        dtypes: Mapping[str, torch.dtype],
+        version: int,
+    ) -> Sent:
         """Write the files, unless another replica has, and have vLLM load them."""
-        await self._files.write(weights, version)
+        await self._files.write(lambda: _served(weights(), dtypes), version)
         with self._files.reading() as written:
             path = {"weights_path": await self._deliver(written.folder, "weights")}
             await call(client, "/collective_rpc", {"method": "reload_weights", "kwargs": path})
@@ -114,12 +120,18 @@ class IpcTransfer:
     def __init__(self) -> None:
         self._initialised = False
 
-    async def send(self, client: aiohttp.ClientSession, weights: Callable[[], NamedTensors], version: int) -> Sent:
+    async def send(
+        self,
+        client: aiohttp.ClientSession,
+        weights: Callable[[], NamedTensors],
+        dtypes: Mapping[str, torch.dtype],
+        version: int,
+    ) -> Sent:
         """Send handles; the tensors are kept alive until vLLM has copied them."""
         if not self._initialised:
             await call(client, "/init_weight_transfer_engine", {"init_info": {}})
             self._initialised = True
-        contiguous = await asyncio.to_thread(lambda: [(name, one.contiguous()) for name, one in weights()])
+        contiguous = await asyncio.to_thread(lambda: [(n, one.contiguous()) for n, one in _served(weights(), dtypes)])
         update = await asyncio.to_thread(_ipc_update, contiguous)
         await call(client, "/start_weight_update")
         await call(client, "/update_weights", {"update_info": update})
@@ -163,7 +175,7 @@ class VllmPublisher:
         async with control(self._location) as client:
             if not self._dtypes:
                 await self._read_dtypes(client)
-            sent = await self._transfer.send(client, lambda: _served(weights(), self._dtypes), version)
+            sent = await self._transfer.send(client, weights, self._dtypes, version)
             reset = await call(client, "/reset_prefix_cache")  # older versions answer nothing
             if reset is not None and not reset["success"]:
                 raise EngineError("vLLM did not clear its prefix cache, which has keys and values of the old weights")
@@ -220,16 +232,23 @@ async def _on_workers(client: aiohttp.ClientSession, method: str, **arguments: A
     return results
 
 
+def check_names(names: Collection[str], dtypes: Mapping[str, torch.dtype]) -> None:
+    """Raise `EngineError` unless these are the tensors that vLLM serves."""
+    if unknown := [name for name in names if name not in dtypes]:
+        raise EngineError(f"vLLM has no tensor {unknown[0]}: this model's weights cannot be published to it")
+    if missing := dtypes.keys() - set(names):
+        raise EngineError(f"the trainer has no tensor {min(missing)}, which vLLM serves")
+
+
 def _served(weights: NamedTensors, dtypes: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Tensor]]:
     """Convert the weights to the dtypes that vLLM serves, one by one."""
-    missing = set(dtypes)
+    names = []
     for name, tensor in weights:
+        names.append(name)
         if name not in dtypes:
-            raise EngineError(f"vLLM has no tensor {name}: this model's weights cannot be published to it")
-        missing.discard(name)
+            break
         yield name, tensor.detach().to(dtypes[name])
-    if missing:
-        raise EngineError(f"the trainer has no tensor {min(missing)}, which vLLM serves")
+    check_names(names, dtypes)
 
 
 def _checksums_of(weights: NamedTensors) -> dict[str, int]:

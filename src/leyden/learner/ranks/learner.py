@@ -1,12 +1,14 @@
 """The learner on several devices, as the orchestrator's process has it: it divides samples and joins results."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
+import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from leyden.engine.broadcast import Sent
 from leyden.engine.protocol import LoraWeights
 from leyden.learner.checkpoint import Checkpoints, read_state
 from leyden.learner.evaluation import divergence_of, rollout_ratios
@@ -16,6 +18,8 @@ from leyden.learner.ranks.division import divide
 from leyden.learner.ranks.messages import RankSetup
 from leyden.learner.ranks.processes import RankProcesses
 from leyden.learner.sample import Sample
+
+T = TypeVar("T")
 
 
 class RankedLearner:
@@ -127,32 +131,66 @@ class RankedLearner:
         return await asyncio.to_thread(divide, samples, self._ranks.number, self._trees)
 
 
+class GatheredTensors:
+    """Tensors of a sharded policy, gathered one at a time; rank 0 can broadcast them as well.
+
+    Iterate over them on another thread than that of the event loop.
+    """
+
+    def __init__(self, ranks: RankProcesses, loop: asyncio.AbstractEventLoop, merged: bool) -> None:
+        self._ranks, self._loop, self._merged = ranks, loop, merged
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name in _wait(self._loop, self.shapes()):
+            yield name, _wait(self._loop, self._call("weight", name, self._merged))
+
+    async def find_address(self) -> tuple[str, int]:
+        """Return an address of rank 0, and a free port there."""
+        found: tuple[str, int] = await self._call("find_address")
+        return found
+
+    async def join(self, address: tuple[str, int], size: int) -> None:
+        """Have rank 0 make a group with the workers of an engine."""
+        await self._call("join", address, size)
+
+    async def shapes(self) -> dict[str, list[int]]:
+        """Return the shape of each tensor."""
+        found: dict[str, list[int]] = await self._call("weight_shapes")
+        return found
+
+    async def broadcast(self, port: int, dtypes: Mapping[str, torch.dtype]) -> Sent:
+        """Have rank 0 broadcast each tensor when it is gathered."""
+        sent: Sent = await self._call("broadcast", port, dtypes)
+        return sent
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        """Return what rank 0 returns."""
+        return (await self._ranks.call(method, *arguments))[0]
+
+
 class GatheredWeights:
-    """The weights of a sharded policy. Read them on another thread than that of the event loop."""
+    """The weights of a sharded policy."""
 
     def __init__(self, ranks: RankProcesses, loop: asyncio.AbstractEventLoop) -> None:
         self._ranks, self._loop = ranks, loop
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Gather the weights of the model that is served, one at a time."""
-        return self._each(merged=True)
+    def tensors(self) -> GatheredTensors:
+        """Return the weights of the model that is served."""
+        return GatheredTensors(self._ranks, self._loop, merged=True)
 
-    def base(self) -> Iterator[tuple[str, Tensor]]:
-        """Gather the weights without the LoRA adapter."""
-        return self._each(merged=False)
-
-    def _each(self, merged: bool) -> Iterator[tuple[str, Tensor]]:
-        for name in self._call("weight_names"):
-            yield name, self._call("weight", name, merged)
+    def base(self) -> GatheredTensors:
+        """Return the weights without the LoRA adapter."""
+        return GatheredTensors(self._ranks, self._loop, merged=False)
 
     def adapter(self) -> LoraWeights | None:
-        """Gather the LoRA adapter, if the policy has one."""
-        found: LoraWeights | None = self._call("adapter")
+        """Gather the LoRA adapter, if the policy has one. Call it on another thread than that of the event loop."""
+        found: LoraWeights | None = _wait(self._loop, self._ranks.call("adapter"))[0]
         return found
 
-    def _call(self, method: str, *arguments: Any) -> Any:
-        """Return what rank 0 returns."""
-        return asyncio.run_coroutine_threadsafe(self._ranks.call(method, *arguments), self._loop).result()[0]
+
+def _wait(loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, T]) -> T:
+    """Wait on a thread for what the event loop of another does."""
+    return asyncio.run_coroutine_threadsafe(call, loop).result()
 
 
 def _chosen(samples: Sequence[Sample], indices: Sequence[int]) -> list[Sample]:

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from leyden.config import ConfigError
+from leyden.engine.broadcast import NcclGroup, Sent, free_port
 from leyden.engine.protocol import LoraWeights
 from leyden.learner.errors import TrainingError
 from leyden.learner.evaluation import evaluate, to_arrays
@@ -30,7 +31,7 @@ from leyden.learner.objective import Objective, objective_of
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import Logprobs, SampleEvaluation, Update, UpdateMetrics
 from leyden.learner.ranks.messages import MAX_FRAME, RankReply, RankSetup, World
-from leyden.learner.ranks.peers import RankPeers
+from leyden.learner.ranks.peers import RankPeers, own_address
 from leyden.learner.sample import Sample
 from leyden.learner.sharded_files import WEIGHTS, is_sharded, read_shards, write_shards
 from leyden.learner.snapshot import COPY_SHARE
@@ -59,6 +60,8 @@ class Rank:
         self._model: PreTrainedModel | None = None
         self._grad_norm = 0.0
         self._copy: dict[str, Tensor] | None = None
+        self._groups: dict[int, NcclGroup] = {}
+        """Those of rank 0 with engines, by their ports."""
 
     def load(self, setup: RankSetup) -> None:
         """Read the model on rank 0; on the others make one without values. Needs no other rank."""
@@ -114,14 +117,34 @@ class Rank:
         """Give memory that is not in use back to the device."""
         torch.cuda.empty_cache()
 
-    def weight_names(self) -> list[str]:
-        """Return the names of the weights that are served."""
-        return list(self._weights)
+    def weight_shapes(self) -> dict[str, list[int]]:
+        """Return the shapes of the weights that are served, by their names."""
+        return {name: list(weight().shape) for name, weight in self._weights.items()}
 
     def weight(self, name: str, merged: bool) -> Tensor | None:
         """Gather one weight in the precision of forward passes, with LoRA or without, and return it on rank 0."""
         weights = self._weights if merged else self._base
         return self._to_rank_0(weights[name](), getattr(torch, self._setup.dtype))
+
+    def find_address(self) -> tuple[str, int]:
+        """Return an address of this rank, and a free port there."""
+        host = own_address(self._world.meeting)
+        return host, free_port(host)
+
+    def join(self, address: tuple[str, int], size: int) -> None:
+        """Have rank 0 make a group with the workers of an engine, which meet it at its address."""
+        host, port = address
+        if self._world.rank == 0:
+            self._groups[port] = NcclGroup(host, port, size, self._peers.device)
+
+    def broadcast(self, port: int, dtypes: Mapping[str, torch.dtype]) -> Sent | None:
+        """Gather one weight after the other; rank 0 broadcasts it to such a group."""
+        gathered = self._gathered(dtypes)
+        if self._world.rank == 0:
+            return self._groups[port].broadcast(gathered)
+        for _ in gathered:
+            pass
+        return None
 
     def adapter(self) -> LoraWeights | None:
         """Gather the LoRA adapter, and return it on rank 0."""
@@ -217,11 +240,20 @@ class Rank:
         sent = self._peers.send(whole, like)
         return DTensor.from_local(sent, like.device_mesh, run_check=False).redistribute(placements=like.placements)
 
+    def _gathered(self, dtypes: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Tensor]]:
+        compute = getattr(torch, self._setup.dtype)
+        for name, weight in self._weights.items():
+            yield name, _whole(weight(), compute).to(dtypes[name])
+
     def _to_rank_0(self, shard: Tensor, dtype: torch.dtype) -> Tensor | None:
-        cast = shard.detach().to(dtype)
-        assert isinstance(cast, DTensor)
-        whole = cast.full_tensor()
+        whole = _whole(shard, dtype)
         return whole.cpu() if self._world.rank == 0 else None
+
+
+def _whole(shard: Tensor, dtype: torch.dtype) -> Tensor:
+    cast = shard.detach().to(dtype)
+    assert isinstance(cast, DTensor)
+    return cast.full_tensor()
 
 
 def _local(tensor: Tensor) -> Tensor:
