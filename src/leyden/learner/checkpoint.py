@@ -36,7 +36,6 @@ from leyden.learner.protocol import TrainerState
 from leyden.learner.sharded_files import is_sharded, read_shards
 from leyden.learner.snapshot import RNG, Snapshot
 from leyden.models.source import ModelSource
-from leyden.rendering.known_models import remember_known_model
 from leyden.rendering.tokenizer import RENDERER_FILE
 from leyden.runs.checkpoint_files import (
     STATE_FILE,
@@ -105,7 +104,10 @@ class Checkpoints:
             shutil.copyfile(self._model.folder / _CONFIG, temporary / _CONFIG)
         for file in tokenizer_files(self._model.folder):
             shutil.copyfile(file, temporary / file.name)
-        remember_known_model(temporary, self._model.name)
+        if "/" in self._model.name:  # as every known one
+            from leyden.rendering.known_models import remember_known_model  # slow to import
+
+            remember_known_model(temporary, self._model.name)
         (temporary / STATE_FILE).write_bytes(msgspec.json.encode(state))
         write_checksums(temporary)
         _sync(temporary)
