@@ -57,7 +57,7 @@ def train_as(rank: int, meeting: Path, keeps_whole: bool) -> tuple[list[float], 
         patch.object(peers, "keeps_whole", lambda size: keeps_whole),
         patch.object(_fsdp_param_group, gather, wraps=getattr(_fsdp_param_group, gather)) as gathered,
     ):
-        own = RankPeers(World(rank, RANKS, str(meeting), 60.0), torch.device("cpu"))
+        own = RankPeers(World(rank, RANKS, str(meeting), 60.0, "127.0.0.1"), torch.device("cpu"))
         try:
             numbers, weights, sharded = train(own, lambda number: (number % 3 == 0) == (rank == 0))
         finally:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from leyden.engine.protocol import EngineLost
 from leyden.engine.vllm import nccl
 
 SMALL_NCCL = Path(__file__).parent / "small_nccl"
@@ -23,7 +24,9 @@ class ReceivingVllm:
         self.paths: list[str] = []
         self.received: list[dict[str, torch.Tensor]] = []
         """What each worker has received last."""
-        self.receives = True
+        self.receives = self.answers_update = True
+        self.dies_at: str | None = None
+        """A path at which it is gone."""
         self._communicators: list[Any] = []
 
     async def read(self, path: str) -> Any:
@@ -32,18 +35,30 @@ class ReceivingVllm:
 
     async def call(self, path: str, body: Any = None) -> None:
         self.paths.append(path)
+        if path == self.dies_at:
+            raise EngineLost("the connection to vLLM is lost")
         if path == "/init_weight_transfer_engine":
             init = body["init_info"]
             joining = [asyncio.to_thread(self._join, init, number) for number in range(WORKERS)]
             self._communicators = await asyncio.gather(*joining)
-        elif path == "/update_weights" and self.receives:
+        elif path == "/update_weights":
+            if not self.receives:
+                await asyncio.Event().wait()
             receiving = [asyncio.to_thread(self._receive, one, body["update_info"]) for one in self._communicators]
             self.received = await asyncio.gather(*receiving)
+            if not self.answers_update:
+                await asyncio.Event().wait()
 
     def _join(self, init: dict[str, Any], number: int) -> Any:
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
         from vllm.distributed.utils import StatelessProcessGroup
 
+        assert init.keys() == {
+            "master_address",
+            "master_port",
+            "rank_offset",
+            "world_size",
+        }  # older versions take no more
         assert init["world_size"] == 1 + WORKERS
         place = {"host": init["master_address"], "port": init["master_port"]}
         rank = init["rank_offset"] + number
@@ -73,11 +88,14 @@ def broadcasting_over_tcp() -> Iterator[None]:
             patch.delitem(sys.modules, name)
         patch.syspath_prepend(SMALL_NCCL)
         patch.setenv("PYTHONPATH", str(SMALL_NCCL))
+        patch.setenv("NCCL_SOCKET_IFNAME", "lo")
         patch.setattr(nccl, "call", call)
         patch.setattr(nccl, "read", read)
-        yield
-        for name in vllm_modules():
-            del sys.modules[name]
+        try:
+            yield
+        finally:
+            for name in vllm_modules():
+                del sys.modules[name]
 
 
 def vllm_modules() -> list[str]:

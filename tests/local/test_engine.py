@@ -18,12 +18,14 @@ from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.serving import ServedVllm
 from leyden.learner.lora import MergedLoraLinear
 from leyden.learner.policy import Policy
+from leyden.local.engine import _transfer
 from leyden.local.engines import running_engines
 from leyden.local.policies import LocalPolicy
 from leyden.models.source import find_model
 
 GIB = 2**30
 SPARK = find_model("spark", ".")
+TASKS = {"run": "r", "agent": "a.py:f", "tasks": "t.jsonl"}
 FAKE_VLLM = """#!/bin/sh
 [ "$1" = -c ] && echo '{"version": "0.25", "scale_out_flag": false}' && exit
 echo "$@"
@@ -39,7 +41,7 @@ def model() -> PreTrainedModel:
 
 
 def config(**engine: object) -> Config:
-    return read_config({"run": "r", "agent": "a.py:f", "tasks": "t.jsonl", "engine": engine})
+    return read_config({**TASKS, "engine": engine})
 
 
 async def test_the_embedded_engine_has_the_models_precision_whatever_the_devices_default(
@@ -69,11 +71,31 @@ async def test_vllm_computes_as_many_requests_at_once_as_there_are_slots(
     assert " --max-num-seqs 12 " in (tmp_path / "vllm.log").read_text()
 
 
-async def test_nccl_needs_an_engine_on_other_devices(model: PreTrainedModel, tmp_path: Path) -> None:
-    chosen = config(kind="vllm", transfer="nccl")
-    with pytest.raises(ConfigError, match=r"`engine.transfer`: NCCL is for engines on other CUDA devices"):
-        async with running_engines(tmp_path, [LocalPolicy(chosen, SPARK, model)]):
-            pass
+@pytest.mark.parametrize(
+    ("devices", "training", "has_vllm", "refusal"),
+    [
+        ([1], {}, True, None),
+        ([2, 3], {"devices": 2}, True, None),
+        ([1], {}, False, "NCCL is for engines on other CUDA devices .* needs vLLM in the trainer's environment"),
+        ([0, 1], {}, True, "NCCL is for engines on other CUDA devices"),
+        ([], {}, True, "NCCL is for engines on other CUDA devices"),
+        ([1], {"lora": True}, True, r"adapters \(`training.lora`\) are sent as files: leave it out"),
+    ],
+)
+def test_nccl_is_for_whole_weights_and_engines_on_other_devices(
+    devices: list[int],
+    training: dict[str, Any],
+    has_vllm: bool,
+    refusal: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leyden.local.engine, "find_spec", lambda name: object() if has_vllm else None)
+    chosen = read_config({**TASKS, "training": training, "engine": {"kind": "vllm", "transfer": "nccl"}})
+    if refusal is None:
+        assert _transfer(chosen, devices, None) == "nccl"
+    else:
+        with pytest.raises(ConfigError, match=refusal):
+            _transfer(chosen, devices, None)
 
 
 @pytest.mark.parametrize("kind", ["torch", "vllm"])

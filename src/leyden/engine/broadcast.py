@@ -1,17 +1,21 @@
 """Weights that are broadcast over NCCL to the workers of a vLLM on other devices. It has never run on hardware.
 
-The process that has the weights on its GPU is rank 0 of a group with the workers of one vLLM, and needs vLLM in its
+The process that has the weights on its GPU is rank 0 of a group with the workers of each vLLM, and needs vLLM in its
 environment. Ranks that train a sharded policy gather each tensor when its turn comes.
 """
 
 import socket
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.extension.leyden_weights import checksum
+
+JOIN_LIMIT_S = 60.0
 
 
 class Sent(NamedTuple):
@@ -21,50 +25,112 @@ class Sent(NamedTuple):
     nbytes: int
 
 
-class NcclGroup:
-    """The end of the group that has the weights."""
+class NcclGroups:
+    """The groups of this process, one with the workers of each engine. Errors are `EngineError`."""
 
-    def __init__(self, host: str, port: int, size: int, device: torch.device) -> None:
-        """Wait until all workers have joined at an address of this process."""
-        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator  # type: ignore[import-not-found]
-        from vllm.distributed.utils import StatelessProcessGroup  # type: ignore[import-not-found]
+    def __init__(self, limit_s: float = JOIN_LIMIT_S) -> None:
+        """Workers have so long to join, and half of it to take a tensor: NCCL itself waits without end."""
+        self._limit_s = limit_s
+        self._listening: dict[str, socket.socket] = {}
+        self._communicators: dict[str, Any] = {}
 
-        group = StatelessProcessGroup.create(host=host, port=port, rank=0, world_size=size)
-        self._communicator: Any = PyNcclCommunicator(group, device=device)
+    def listen(self, engine: str, host: str) -> tuple[str, int]:
+        """Return the address of this process at which the workers of an engine can join."""
+        self._listening[engine] = listening = socket.create_server((host, 0))
+        return host, int(listening.getsockname()[1])
 
-    def broadcast(self, tensors: Iterable[tuple[str, Tensor]]) -> Sent:
-        """Broadcast one tensor after the other."""
-        checksums, nbytes = dict[str, int](), 0
+    def join(self, engine: str, size: int, device: torch.device) -> None:
+        """Make the group of so many members when all have joined. It replaces the one that the engine had before."""
+        if (earlier := self._communicators.pop(engine, None)) is not None:
+            earlier.destroy()
+        try:
+            from vllm.distributed.device_communicators.pynccl import (  # type: ignore[import-not-found]
+                PyNcclCommunicator,
+            )
+            from vllm.distributed.utils import StatelessProcessGroup  # type: ignore[import-not-found]
+        except ImportError as error:
+            raise EngineError(f"`engine.transfer`: NCCL needs vLLM in the trainer's environment ({error})") from error
+        listening, made = self._listening.pop(engine), list[Any]()
+
+        def make() -> None:
+            host, port = listening.getsockname()[:2]
+            place = {"host": host, "port": port, "listen_socket": listening, "store_timeout": int(self._limit_s)}
+            try:
+                group = StatelessProcessGroup.create(rank=0, world_size=size, **place)
+                made.append(PyNcclCommunicator(group, device=device))
+            except Exception as error:
+                made.append(EngineError(f"the NCCL group of an engine was not made: {error}"))
+
+        # on a thread of its own, which may be left behind, and on which vLLM changes the CUDA stream
+        making = threading.Thread(target=make, name="leyden-nccl", daemon=True)
+        making.start()
+        making.join(self._limit_s)
+        if not made:
+            raise EngineError(f"the workers of vLLM did not join its NCCL group in {self._limit_s:.0f} s")
+        if isinstance(made[0], EngineError):
+            raise made[0]
+        if made[0].disabled:
+            raise EngineError(
+                "vLLM in the trainer's environment finds no NCCL library: set VLLM_NCCL_SO_PATH, unset "
+                "VLLM_DISABLE_PYNCCL, or leave out `engine.transfer`"
+            )
+        self._communicators[engine] = made[0]
+
+    def broadcast(self, engine: str, tensors: Iterable[tuple[str, Tensor]]) -> Sent:
+        """Broadcast one tensor after the other to an engine. All are read, also those after one that it did not take:
+        other processes may have to take part in gathering them."""
+        communicator, checksums, nbytes = self._communicators[engine], dict[str, int](), 0
+        refused: str | None = None
         for name, tensor in tensors:
-            whole = tensor.contiguous()
-            self._communicator.broadcast(whole, src=0)
-            checksums[name] = checksum(whole)
-            nbytes += whole.nbytes
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+            if refused is None:
+                whole = tensor.contiguous()
+                if self._is_taken(communicator, whole):
+                    checksums[name] = checksum(whole)
+                    nbytes += whole.nbytes
+                else:
+                    refused = name
+        if refused is not None:
+            raise EngineError(f"the workers of vLLM did not take {refused} over NCCL in {self._limit_s / 2:.0f} s")
         return Sent(checksums, nbytes)
 
+    def _is_taken(self, communicator: Any, tensor: Tensor) -> bool:
+        """Broadcast a tensor. If that takes too long the group is aborted, and the others see that."""
+        late = threading.Event()
 
-def free_port(host: str) -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as free:
-        free.bind((host, 0))
-        port: int = free.getsockname()[1]
-        return port
+        def abort() -> None:
+            late.set()
+            communicator.destroy()
+
+        watch = threading.Timer(self._limit_s / 2, abort)
+        watch.daemon = True
+        watch.start()
+        try:
+            if tensor.device.type == "cuda":
+                stream = torch.cuda.current_stream(tensor.device)
+                communicator.broadcast(tensor, src=0, stream=stream)
+                stream.synchronize()
+            else:
+                communicator.broadcast(tensor, src=0)
+        except RuntimeError:  # NCCL's, if the other end is gone
+            if not late.is_set():
+                abort()
+        finally:
+            watch.cancel()
+        return not late.is_set()
 
 
 @runtime_checkable
 class Broadcaster(Protocol):
-    """Tensors of a model, by their Hugging Face names, with a process that broadcasts them."""
+    """Tensors of a model, by their Hugging Face names, in a process that can broadcast them to engines."""
 
-    async def find_address(self) -> tuple[str, int]:
-        """Return an address of that process and a free port there, which names the group that meets at it."""
+    async def listen(self, engine: str) -> tuple[str, int]:
+        """Return the address at which the workers of an engine can join that process."""
 
-    async def join(self, address: tuple[str, int], size: int) -> None:
-        """Make the group of so many members, when all have joined."""
+    async def join(self, engine: str, size: int) -> None:
+        """Make the group of so many members when all have joined. It replaces the one that the engine had before."""
 
     async def shapes(self) -> Mapping[str, Sequence[int]]:
         """Return the shape of each tensor, in the order in which they are broadcast."""
 
-    async def broadcast(self, port: int, dtypes: Mapping[str, torch.dtype]) -> Sent:
-        """Broadcast all tensors to a group, each in its precision."""
+    async def broadcast(self, engine: str, dtypes: Mapping[str, torch.dtype]) -> Sent:
+        """Broadcast all tensors to an engine, each in its precision."""

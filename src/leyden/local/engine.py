@@ -259,6 +259,8 @@ def _transfer(config: Config, devices: Sequence[int], plan: MemoryPlan | None) -
                 "`engine.transfer`: NCCL is for engines on other CUDA devices than those that train, and needs vLLM in "
                 "the trainer's environment: leave it out, or name the devices in `engine.devices`"
             )
+        if config.training.lora is not None:
+            raise ConfigError("`engine.transfer`: adapters (`training.lora`) are sent as files: leave it out")
         return "nccl"
     return "ipc" if plan is not None and tuple(devices) == (TRAINER_DEVICE,) else "files"
 

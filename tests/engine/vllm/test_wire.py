@@ -152,6 +152,8 @@ def test_the_command_follows_the_version_and_the_transfer() -> None:
     assert command(ipc, old, path)[-4:] == ['{"backend": "ipc"}', "--enable-sleep-mode", "--seed", "1"]
     assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in environment(files)
     assert environment(ipc)["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
+    assert "NCCL_SOCKET_IFNAME" not in environment(files)
+    assert environment(VllmOptions(Path("/m"), transfer="nccl"), "eth1")["NCCL_SOCKET_IFNAME"] == "eth1"
 
 
 def test_the_reason_of_a_crash_is_the_last_error_of_the_log() -> None:

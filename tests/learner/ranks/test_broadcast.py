@@ -1,20 +1,20 @@
 """A sharded policy is gathered one weight at a time, and rank 0 broadcasts each to engines of other devices."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import psutil
-import pytest
 import torch
 from receiving_vllm import ReceivingVllm, broadcasting_over_tcp
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from leyden.config import Config
-from leyden.engine.broadcast import Broadcaster
+from leyden.engine.broadcast import Broadcaster, NcclGroups, Sent
+from leyden.engine.protocol import EngineError, EngineLost
 from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.vllm.nccl import NcclTransfer
 from leyden.learner.checkpoint import Checkpoints
-from leyden.learner.errors import RankLost
 from leyden.learner.ranks.learner import RankedLearner
 from leyden.learner.ranks.messages import RankSetup
 from leyden.learner.ranks.processes import RankProcesses
@@ -31,7 +31,7 @@ SMALL = LlamaConfig(
 )
 
 
-async def test_rank_0_broadcasts_whole_weights_and_ranks_end_if_nobody_receives_them(tmp_path: Path) -> None:
+async def test_rank_0_broadcasts_whole_weights_and_ranks_outlive_engines(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = LlamaForCausalLM(SMALL)
     model.save_pretrained(tmp_path / "model")
@@ -40,21 +40,40 @@ async def test_rank_0_broadcasts_whole_weights_and_ranks_end_if_nobody_receives_
     expected = {name: tensor.detach().to(dtypes[name]) for name, tensor in model.named_parameters()}
     checkpoints = Checkpoints(tmp_path / "run", CONFIG.policy, source, CONFIG.checkpoints)
     with broadcasting_over_tcp():
-        async with RankProcesses(2, tmp_path, timeout_s=6) as ranks:
+        async with RankProcesses(2, tmp_path, timeout_s=12) as ranks:
             learner = RankedLearner(ranks, RankSetup(CONFIG, source, "float32", False, False), checkpoints)
             await learner.start()
             weights = learner.weights(CONFIG.policy)
             assert isinstance(weights.tensors(), Broadcaster)
-            engines = [(NcclTransfer(), ReceivingVllm()) for _ in range(2)]
-            for version in (1, 2):
-                sending = [transfer.send(vllm, weights.tensors, dtypes, version) for transfer, vllm in engines]
-                for sent in await asyncio.gather(*sending):
-                    assert sent.checksums == {name: checksum(tensor) for name, tensor in expected.items()}
-                    assert sent.nbytes == sum(tensor.nbytes for tensor in expected.values())
-                for found in (each for _, vllm in engines for each in vllm.received):
-                    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-            transfer, vllm = engines[0]
-            vllm.receives = False
-            with pytest.raises(RankLost, match="of 2 training processes, rank 0 hangs: it has not answered for 6 s"):
-                await transfer.send(vllm, weights.tensors, dtypes, 3)
+            listening = count_listening(ranks)
+
+            def sending(engine: str, vllm: ReceivingVllm) -> Callable[[], Awaitable[Sent]]:
+                transfer = NcclTransfer(engine, NcclGroups())
+                return lambda: transfer.send(vllm, weights.tensors, dtypes, 1)
+
+            vllm, other, refuses = [ReceivingVllm() for _ in range(3)]
+            refuses.dies_at = "/init_weight_transfer_engine"
+            send, send_to_other = sending("vllm", vllm), sending("other", other)
+            ends = await asyncio.gather(sending("third", refuses)(), send(), send_to_other(), return_exceptions=True)
+            assert isinstance(ends[0], EngineLost)  # and the others are served
+            ends = [*ends[1:], *await asyncio.gather(send(), send_to_other())]
+            for sent in ends:
+                assert isinstance(sent, Sent)
+                assert sent.checksums == {name: checksum(tensor) for name, tensor in expected.items()}
+                assert sent.nbytes == sum(tensor.nbytes for tensor in expected.values())
+            for found in (*vllm.received, *other.received):
+                torch.testing.assert_close(found, expected, rtol=0, atol=0)
+            vllm.dies_at, other.receives = "/update_weights", False
+            ends = await asyncio.gather(send(), send_to_other(), return_exceptions=True)
+            assert isinstance(ends[0], EngineLost)
+            assert isinstance(ends[1], EngineError) and "did not take model.embed_tokens.weight" in str(ends[1])
+            restarted = ReceivingVllm()
+            await sending("vllm", restarted)()
+            torch.testing.assert_close(restarted.received[1], expected, rtol=0, atol=0)
+            assert count_listening(ranks) == listening + 2  # its earlier group is gone
+            assert await learner.start_step(CONFIG.policy, 1) > 0  # the ranks go on
     assert not any(map(psutil.pid_exists, ranks.pids))
+
+
+def count_listening(ranks: RankProcesses) -> int:
+    return sum(one.status == "LISTEN" for one in psutil.Process(ranks.pids[0]).net_connections())

@@ -1,4 +1,4 @@
-"""Ranks compute the same, whether weights and gradients stay whole between micro-batches or not; and where they are."""
+"""Ranks compute the same, whether weights and gradients stay whole between micro-batches or not."""
 
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from rank_training import RANKS, train, train_as
-from torch.distributed import TCPStore
 
 from leyden.learner.peers import ALONE
-from leyden.learner.ranks.peers import own_address
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +34,3 @@ def test_ranks_compute_the_same_and_gather_less_if_weights_stay_whole(
                 torch.testing.assert_close(our_weights[name], tensor, rtol=1e-9, atol=1e-9)
         calls.append(found[0][-1])
     assert calls[0] < calls[1] / 2 and calls[2] == calls[1]
-
-
-def test_a_rank_knows_the_address_by_which_the_others_reach_it(tmp_path: Path) -> None:
-    assert own_address(str(tmp_path / "meeting")) == "127.0.0.1"
-    store = TCPStore("127.0.0.1", 0, is_master=True)
-    assert own_address(f"127.0.0.1:{store.port}") == "127.0.0.1"

@@ -96,8 +96,11 @@ def command(options: VllmOptions, installation: VllmInstallation, socket: Path) 
     return [*line, *options.arguments]
 
 
-def environment(options: VllmOptions) -> dict[str, str]:
-    """Return the environment of the server: this process's, and what the routes and the extension need."""
+def environment(options: VllmOptions, interface: str = "lo") -> dict[str, str]:
+    """Return the environment of the server: this process's, and what the routes and the extension need.
+
+    Weights over NCCL come by a network interface.
+    """
     extension = str(Path(leyden_weights.__file__).parent)
     variables = {
         **os.environ,
@@ -115,6 +118,8 @@ def environment(options: VllmOptions) -> dict[str, str]:
         variables["VLLM_PLUGINS"] = ",".join(filter(None, (variables["VLLM_PLUGINS"], "leyden")))
     if options.transfer == "ipc":
         variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of CUDA memory are sent pickled
+    if options.transfer == "nccl":
+        variables.setdefault("NCCL_SOCKET_IFNAME", interface)
     return {**variables, **options.environment}
 
 

@@ -189,7 +189,7 @@ class VllmProcess(SupervisedProcess):
             options = replace(options, tokenizer=Path(await self.deliver(options.tokenizer, "tokenizer")))
         self._process = ChildProcess(
             command(options, self._installation, Path(self._place.path(self._private_socket))),
-            environment=environment(options),
+            environment=environment(options, self._place.interface),
             log=self._log,
             guard=Guard(_TERM_TIMEOUT_S, terminate=True),
             place=self._place,

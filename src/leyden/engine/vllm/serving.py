@@ -8,6 +8,7 @@ from typing import NoReturn
 from msgspec import Struct
 from msgspec.structs import replace
 
+from leyden.engine.broadcast import NcclGroups
 from leyden.engine.protocol import EngineError, VllmAddress
 from leyden.engine.remote import SeparateEngine
 from leyden.engine.vllm.launch import VllmOptions, write_tokenizer
@@ -48,7 +49,7 @@ class ServedVllm(SeparateEngine, ABC):
         """Replicas share their `files`."""
         self._temporary = TemporaryFolder("adapters")
         self._folder = self._temporary.path
-        self._files = files
+        self._files, self._groups = files, NcclGroups()
         self.sleeps_while_training = serving.sleeps_while_training
         self._lock = asyncio.Lock()
         self._awake = asyncio.Event()
@@ -136,5 +137,7 @@ class ServedVllm(SeparateEngine, ABC):
     def _new_publisher(self) -> VllmPublisher:
         transfer: Transfer = FileTransfer(self._files, self._server.deliver)
         if self._options.transfer != "files":
-            transfer = IpcTransfer() if self._options.transfer == "ipc" else NcclTransfer()
+            transfer = (
+                IpcTransfer() if self._options.transfer == "ipc" else NcclTransfer(self._server.location, self._groups)
+            )
         return VllmPublisher(self._server.location, transfer, AdapterTransfer(self._folder, self._server.deliver))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from leyden.engine.broadcast import Sent
-from leyden.engine.protocol import LoraWeights
+from leyden.engine.protocol import EngineError, LoraWeights
 from leyden.learner.checkpoint import Checkpoints, read_state
 from leyden.learner.evaluation import divergence_of, rollout_ratios
 from leyden.learner.objective import objective_of
@@ -144,28 +144,28 @@ class GatheredTensors:
         for name in _wait(self._loop, self.shapes()):
             yield name, _wait(self._loop, self._call("weight", name, self._merged))
 
-    async def find_address(self) -> tuple[str, int]:
-        """Return an address of rank 0, and a free port there."""
-        found: tuple[str, int] = await self._call("find_address")
-        return found
+    async def listen(self, engine: str) -> tuple[str, int]:
+        """Return the address of rank 0 at which the workers of an engine can join it."""
+        address: tuple[str, int] = await self._call("listen", engine)
+        return address
 
-    async def join(self, address: tuple[str, int], size: int) -> None:
-        """Have rank 0 make a group with the workers of an engine."""
-        await self._call("join", address, size)
+    async def join(self, engine: str, size: int) -> None:
+        """Have rank 0 make a group with the workers of an engine, which takes longer the first time."""
+        _raise_error(await self._call("join", engine, size, patient=True))
 
     async def shapes(self) -> dict[str, list[int]]:
         """Return the shape of each tensor."""
         found: dict[str, list[int]] = await self._call("weight_shapes")
         return found
 
-    async def broadcast(self, port: int, dtypes: Mapping[str, torch.dtype]) -> Sent:
+    async def broadcast(self, engine: str, dtypes: Mapping[str, torch.dtype]) -> Sent:
         """Have rank 0 broadcast each tensor when it is gathered."""
-        sent: Sent = await self._call("broadcast", port, dtypes)
+        sent: Sent = _raise_error(await self._call("broadcast", engine, dtypes, self._merged))
         return sent
 
-    async def _call(self, method: str, *arguments: Any) -> Any:
+    async def _call(self, method: str, *arguments: Any, patient: bool = False) -> Any:
         """Return what rank 0 returns."""
-        return (await self._ranks.call(method, *arguments))[0]
+        return (await self._ranks.call(method, *arguments, patient=patient))[0]
 
 
 class GatheredWeights:
@@ -191,6 +191,13 @@ class GatheredWeights:
 def _wait(loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, T]) -> T:
     """Wait on a thread for what the event loop of another does."""
     return asyncio.run_coroutine_threadsafe(call, loop).result()
+
+
+def _raise_error(found: Any) -> Any:
+    """Return what a rank returned, or raise it: an error that the ranks have survived."""
+    if isinstance(found, EngineError):
+        raise found
+    return found
 
 
 def _chosen(samples: Sequence[Sample], indices: Sequence[int]) -> list[Sample]:

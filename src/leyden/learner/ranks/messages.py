@@ -22,6 +22,8 @@ class World(Struct, frozen=True):
     """A path at which the ranks meet, where there is no file yet, or the HOST:PORT of a store of torch's."""
     timeout_s: float
     """How long a rank waits for the others in a collective."""
+    address: str
+    """That of its machine, for processes of others."""
     device: int = 0
     """The number of its GPU, if there is any."""
 

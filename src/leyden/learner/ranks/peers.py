@@ -4,7 +4,6 @@ If they are small beside the device's memory, weights are gathered by the first 
 are reduced by the last: between them they are whole on every rank. Otherwise every micro-batch gathers and reduces.
 """
 
-import socket
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TypeVar
@@ -129,16 +128,6 @@ class RankPeers:
             for name, buffer in part._buffers.items():
                 if buffer is not None:
                     part._buffers[name] = self.send(None if buffer.is_meta else buffer, buffer)
-
-
-def own_address(meeting: str) -> str:
-    """Return the address of this machine by which the others at a meeting reach it."""
-    if meeting.startswith("/"):
-        return "127.0.0.1"
-    host, _, port = meeting.rpartition(":")
-    with socket.create_connection((host, int(port))) as connection:
-        address: str = connection.getsockname()[0]
-    return address
 
 
 def _store(meeting: str, size: int) -> Store:

@@ -25,12 +25,13 @@ from leyden.learner.ranks.messages import FILES_TIMEOUT_S, MAX_FRAME, RankReply,
 from leyden.process.child import ChildProcess, module_command
 from leyden.process.framing import read_frame, to_frame
 from leyden.process.guardian import exit_reason
-from leyden.process.place import HERE, Place
+from leyden.process.place import HERE, Place, RemotePlace
 from leyden.process.rotating_log import RotatingLog
 from leyden.process.temporary import TemporaryFolder
 
 Channel = Literal["compute", "files"]
 _THREADS = 4
+_LOCAL_ADDRESS = "127.0.0.1"
 _GRACE_S = 3.0
 """How long the other ranks have to report when one has failed, so that the first cause is found."""
 
@@ -187,7 +188,7 @@ class RankProcesses:
             self._store = _open_store(self._elsewhere.address)
             meeting = f"{self._elsewhere.address}:{self._store.port}"
         worlds = [
-            World(rank, self.number, meeting, self._timeout_s, rank if place.is_here else 0)
+            World(rank, self.number, meeting, self._timeout_s, self._address(place), rank if place.is_here else 0)
             for rank, place in enumerate(places)
         ]
         for world, place in zip(worlds, places, strict=True):
@@ -196,6 +197,11 @@ class RankProcesses:
         opened.callback(asyncio.create_task(self._watch()).cancel)
         for rank, world in zip(self._ranks, worlds, strict=True):
             await rank.connect(world)
+
+    def _address(self, place: Place) -> str:
+        if isinstance(place, RemotePlace):
+            return place.address
+        return _LOCAL_ADDRESS if self._elsewhere is None else self._elsewhere.address
 
     async def _end(self) -> None:
         for rank in self._ranks:

@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from leyden.config import ConfigError
-from leyden.engine.broadcast import NcclGroup, Sent, free_port
-from leyden.engine.protocol import LoraWeights
+from leyden.engine.broadcast import JOIN_LIMIT_S, NcclGroups, Sent
+from leyden.engine.protocol import EngineError, LoraWeights
 from leyden.learner.errors import TrainingError
 from leyden.learner.evaluation import evaluate, to_arrays
 from leyden.learner.loading import empty_model, read_model, read_model_config
@@ -31,7 +31,7 @@ from leyden.learner.objective import Objective, objective_of
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import Logprobs, SampleEvaluation, Update, UpdateMetrics
 from leyden.learner.ranks.messages import MAX_FRAME, RankReply, RankSetup, World
-from leyden.learner.ranks.peers import RankPeers, own_address
+from leyden.learner.ranks.peers import RankPeers
 from leyden.learner.sample import Sample
 from leyden.learner.sharded_files import WEIGHTS, is_sharded, read_shards, write_shards
 from leyden.learner.snapshot import COPY_SHARE
@@ -60,8 +60,8 @@ class Rank:
         self._model: PreTrainedModel | None = None
         self._grad_norm = 0.0
         self._copy: dict[str, Tensor] | None = None
-        self._groups: dict[int, NcclGroup] = {}
-        """Those of rank 0 with engines, by their ports."""
+        # within the time in which the other ranks wait for rank 0
+        self._groups = NcclGroups(min(JOIN_LIMIT_S, world.timeout_s))
 
     def load(self, setup: RankSetup) -> None:
         """Read the model on rank 0; on the others make one without values. Needs no other rank."""
@@ -119,31 +119,37 @@ class Rank:
 
     def weight_shapes(self) -> dict[str, list[int]]:
         """Return the shapes of the weights that are served, by their names."""
-        return {name: list(weight().shape) for name, weight in self._weights.items()}
+        return {name: list(weight().shape) for name, weight in self._base.items()}
 
     def weight(self, name: str, merged: bool) -> Tensor | None:
         """Gather one weight in the precision of forward passes, with LoRA or without, and return it on rank 0."""
         weights = self._weights if merged else self._base
         return self._to_rank_0(weights[name](), getattr(torch, self._setup.dtype))
 
-    def find_address(self) -> tuple[str, int]:
-        """Return an address of this rank, and a free port there."""
-        host = own_address(self._world.meeting)
-        return host, free_port(host)
+    def listen(self, engine: str) -> tuple[str, int] | None:
+        """Return the address of rank 0 at which the workers of an engine can join it."""
+        return self._groups.listen(engine, self._world.address) if self._world.rank == 0 else None
 
-    def join(self, address: tuple[str, int], size: int) -> None:
-        """Have rank 0 make a group with the workers of an engine, which meet it at its address."""
-        host, port = address
-        if self._world.rank == 0:
-            self._groups[port] = NcclGroup(host, port, size, self._peers.device)
+    def join(self, engine: str, size: int) -> EngineError | None:
+        """Have rank 0 make a group with the workers of an engine. Returns why it could not: the ranks go on."""
+        try:
+            if self._world.rank == 0:
+                self._groups.join(engine, size, self._peers.device)
+        except EngineError as error:
+            return error
+        return None
 
-    def broadcast(self, port: int, dtypes: Mapping[str, torch.dtype]) -> Sent | None:
-        """Gather one weight after the other; rank 0 broadcasts it to such a group."""
-        gathered = self._gathered(dtypes)
+    def broadcast(self, engine: str, dtypes: Mapping[str, torch.dtype], merged: bool) -> Sent | EngineError | None:
+        """Gather one weight after the other; rank 0 broadcasts it to an engine, or returns why it could not."""
+        gathered = self._gathered(dtypes, merged)
         if self._world.rank == 0:
-            return self._groups[port].broadcast(gathered)
+            try:
+                return self._groups.broadcast(engine, gathered)
+            except EngineError as error:
+                return error
         for _ in gathered:
-            pass
+            if self._peers.device.type == "cuda":  # not ahead of rank 0: limits of time count from the call
+                torch.cuda.current_stream().synchronize()
         return None
 
     def adapter(self) -> LoraWeights | None:
@@ -240,9 +246,9 @@ class Rank:
         sent = self._peers.send(whole, like)
         return DTensor.from_local(sent, like.device_mesh, run_check=False).redistribute(placements=like.placements)
 
-    def _gathered(self, dtypes: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Tensor]]:
+    def _gathered(self, dtypes: Mapping[str, torch.dtype], merged: bool) -> Iterator[tuple[str, Tensor]]:
         compute = getattr(torch, self._setup.dtype)
-        for name, weight in self._weights.items():
+        for name, weight in (self._weights if merged else self._base).items():
             yield name, _whole(weight(), compute).to(dtypes[name])
 
     def _to_rank_0(self, shard: Tensor, dtype: torch.dtype) -> Tensor | None:

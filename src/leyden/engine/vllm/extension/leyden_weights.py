@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 TRANSFER_VARIABLE = "LEYDEN_WEIGHT_TRANSFER"
-"""How the trainer sends weights to this vLLM: `ipc` or `files`."""
+"""How the trainer sends weights to this vLLM: `ipc`, `nccl` or `files`."""
 _IPC_ENGINE = "vllm.distributed.weight_transfer.ipc_engine"
 _CHUNK, _CPU_CHUNK = 1 << 22, 1 << 15
 """Elements that are summed at once: the 64-bit temporaries of a whole embedding would not fit beside a model, and on a
