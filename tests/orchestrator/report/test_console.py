@@ -11,6 +11,7 @@ from leyden.orchestrator.publications import Publications
 from leyden.orchestrator.report.console import ConsoleReport
 from leyden.orchestrator.report.progress_line import ProgressLine
 from leyden.orchestrator.report.step_report import StepReport
+from leyden.orchestrator.rollouts.branch_usage import BranchUsage
 from leyden.orchestrator.rollouts.evaluation import EvaluationResult
 
 
@@ -48,6 +49,13 @@ def test_an_evaluation_beside_a_step_does_not_hide_its_progress(monkeypatch: pyt
 
 def test_a_standard_deviation_is_not_written_like_a_standard_error() -> None:
     assert "reward 0.500 sd 0.71  held-out 0.625 (step 0)" in line(StepReport(1, [0.0, 1.0], StepAccounting()), 0.625)
+
+
+def test_rewards_of_rollouts_that_continue_others_stand_beside_the_rest() -> None:
+    branches = BranchUsage(rewards=[0.0, 1.0, 1.0, 0.0])
+    assert "reward 1.000 sd 0.00  continued 0.500  " in line(StepReport(1, [1.0], StepAccounting(), branches=branches))
+    assert "/9  continued 0.500  " in line(StepReport(1, [], StepAccounting(), branches=branches))
+    assert "reward none sd 0.00" in line(StepReport(1, [], StepAccounting()))
 
 
 def test_tokens_sampled_before_the_step_are_not_in_its_speed() -> None:

@@ -59,7 +59,7 @@ class ConsoleReport:
         trained = sum(metric.tokens for metric in report.metrics)
         parts = [
             f"[bold]step {report.step:>{len(str(self._steps))}}/{self._steps}[/]",
-            f"reward {_number(report.reward)} sd {report.spread:.2f}",
+            _rewards(report),
             self._evaluated(report),
             _counts(accounting.outcomes),
             f"{accounting.groups_flat} of {accounting.groups} groups flat",
@@ -95,6 +95,16 @@ class ConsoleReport:
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def _rewards(report: StepReport) -> str:
+    """Return the mean rewards of rollouts that begin with their tasks, and of those that begin inside others."""
+    found = []
+    if report.reward is not None or not report.branches.rewards:
+        found.append(f"reward {_number(report.reward)} sd {report.spread:.2f}")
+    if report.branches.rewards:
+        found.append(f"continued {fmean(report.branches.rewards):.3f}")
+    return "  ".join(found)
 
 
 def _reward(reward: float | None, error: float | None) -> str:

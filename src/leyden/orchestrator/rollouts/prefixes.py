@@ -3,7 +3,7 @@
 A task is hard if fewer than half of the rollouts of its last group succeeded. Its next group begins inside its best
 recent rollout: that one's first calls are replayed from the record, as context. The prefix grows if fewer than half of
 the continuations succeed and shrinks if more do, until nothing is replayed, or everything that is trained on. At most
-three of four groups continue a task; those that wait take turns.
+seven of eight groups continue a task; those that wait take turns.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from leyden.orchestrator.rollouts.difficulty import count_successes
 from leyden.orchestrator.rollouts.requested_group import RequestedGroup
 from leyden.records import Group, Origin
 
-_FROM_THE_START = 4
+_FROM_THE_START = 8
 """Of so many groups, one begins with its task at least."""
 _RECENT_STEPS = 32
 """How long a rollout can be continued: the policy hardly reaches what a much older one has reached."""
