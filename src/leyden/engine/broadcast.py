@@ -54,14 +54,15 @@ class NcclGroups:
 
         def make() -> None:
             host, port = listening.getsockname()[:2]
-            place = {"host": host, "port": port, "listen_socket": listening, "store_timeout": int(self._limit_s)}
+            seconds = max(1, int(0.8 * self._limit_s))  # so that it is this thread that says what is missing
+            place = {"host": host, "port": port, "listen_socket": listening}
             try:
-                group = StatelessProcessGroup.create(rank=0, world_size=size, **place)
+                group = StatelessProcessGroup.create(rank=0, world_size=size, store_timeout=seconds, **place)
                 made.append(PyNcclCommunicator(group, device=device))
             except Exception as error:
                 made.append(EngineError(f"the NCCL group of an engine was not made: {error}"))
 
-        # on a thread of its own, which may be left behind, and on which vLLM changes the CUDA stream
+        # NCCL has no limit: this thread may be left behind. And vLLM changes the CUDA stream of its thread
         making = threading.Thread(target=make, name="leyden-nccl", daemon=True)
         making.start()
         making.join(self._limit_s)
@@ -79,29 +80,30 @@ class NcclGroups:
     def broadcast(self, engine: str, tensors: Iterable[tuple[str, Tensor]]) -> Sent:
         """Broadcast one tensor after the other to an engine. All are read, also those after one that it did not take:
         other processes may have to take part in gathering them."""
-        communicator, checksums, nbytes = self._communicators[engine], dict[str, int](), 0
-        refused: str | None = None
+        checksums, nbytes, refusal = dict[str, int](), 0, None
         for name, tensor in tensors:
-            if refused is None:
+            if refusal is None:
                 whole = tensor.contiguous()
-                if self._is_taken(communicator, whole):
-                    checksums[name] = checksum(whole)
-                    nbytes += whole.nbytes
-                else:
-                    refused = name
-        if refused is not None:
-            raise EngineError(f"the workers of vLLM did not take {refused} over NCCL in {self._limit_s / 2:.0f} s")
+                if (why := self._why_not_taken(engine, whole)) is not None:
+                    refusal = f"the workers of vLLM did not take {name} over NCCL: {why}"
+                    continue
+                checksums[name] = checksum(whole)
+                nbytes += whole.nbytes
+        if refusal is not None:
+            raise EngineError(refusal)
         return Sent(checksums, nbytes)
 
-    def _is_taken(self, communicator: Any, tensor: Tensor) -> bool:
-        """Broadcast a tensor. If that takes too long the group is aborted, and the others see that."""
-        late = threading.Event()
+    def _why_not_taken(self, engine: str, tensor: Tensor) -> str | None:
+        """Broadcast a tensor. If that fails or takes too long the group is aborted, which all its members notice."""
+        if (communicator := self._communicators.get(engine)) is None:
+            return "its group was aborted"
+        found: list[str] = []
 
-        def abort() -> None:
-            late.set()
+        def abort(why: str) -> None:
+            found.append(why)
             communicator.destroy()
 
-        watch = threading.Timer(self._limit_s / 2, abort)
+        watch = threading.Timer(self._limit_s / 2, abort, [f"it waited for {self._limit_s / 2:.3g} s"])
         watch.daemon = True
         watch.start()
         try:
@@ -111,12 +113,15 @@ class NcclGroups:
                 stream.synchronize()
             else:
                 communicator.broadcast(tensor, src=0)
-        except RuntimeError:  # NCCL's, if the other end is gone
-            if not late.is_set():
-                abort()
+        except RuntimeError as error:
+            if not found:
+                abort(str(error))
         finally:
             watch.cancel()
-        return not late.is_set()
+        if not found:
+            return None
+        del self._communicators[engine]
+        return found[0]
 
 
 @runtime_checkable
