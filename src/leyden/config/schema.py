@@ -230,7 +230,7 @@ class TrainingConfig(_Section, frozen=True):
     alternate: Count = 0
     """If `policies` trains several: the steps of one policy before it is the next one's turn; 0: all in each step."""
     hard_tasks: Literal["keep", "continue"] = "keep"
-    """Tasks of which fewer than half of the rollouts succeed: `keep` leaves them to their order, `continue` requests
+    """Tasks of which at most a quarter of the rollouts succeed: `keep` leaves them to their order, `continue` requests
     another group that begins inside the task's best rollout, whose first calls are replayed from the record."""
     max_staleness: Count = 0
     """How many publications may come between sampling a token and training on it. 0: agents wait while weights are

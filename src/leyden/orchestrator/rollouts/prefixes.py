@@ -1,6 +1,6 @@
 """Continues hard tasks from inside their best rollouts, so that about half of the continuations succeed.
 
-A task is hard if fewer than half of the rollouts of its last group succeeded. Its next group begins inside its best
+A task is hard if at most a quarter of the rollouts of its last group succeeded. Its next group begins inside its best
 recent rollout: that one's first calls are replayed from the record, as context. The prefix grows if fewer than half of
 the continuations succeed and shrinks if more do, until nothing is replayed, or everything that is trained on. At most
 seven of eight groups continue a task; those that wait take turns.
@@ -18,6 +18,8 @@ from leyden.orchestrator.rollouts.difficulty import count_successes
 from leyden.orchestrator.rollouts.requested_group import RequestedGroup
 from leyden.records import Group, Origin
 
+_HARD = 0.25
+"""Groups of more than that share of successes teach enough, and begin where the policy begins."""
 _FROM_THE_START = 8
 """Of so many groups, one begins with its task at least."""
 _RECENT_STEPS = 32
@@ -89,7 +91,7 @@ class Prefixes:
             best = self._best[task] = replace(best, share=share)
             if _is_inside(best):
                 self._share += (share - self._share) / _SHARES
-        elif succeeded >= 0.5 or min(rewards) >= self._success:
+        elif succeeded > _HARD or min(rewards) >= self._success:
             return None
         elif not _is_inside(best):  # it is new, or was found to be easy or to fail in the end: begin the search anew
             best = replace(best, share=self._share)
