@@ -1,7 +1,7 @@
 """Held-out reward against sampled tokens: GRPO, credit by sampling, and difficulty by prefixes, on the bundled model.
 
-The ledger has eight entries that must all be right: six routine ones, then two of kinds of questions in which spark
-mostly takes the wrong operation. Its runs begin with spark after a training on routine questions alone, which is made
+The ledger has twenty entries that must all be right: twelve routine ones, then eight questions of two steps, of which
+spark at times makes only one. Its runs begin with spark after a training on routine questions alone, which is made
 first. The SQL agent's rollouts are short, and half of the untrained model's succeed.
 
     python benchmarks/branching.py                                # all runs that are missing, then the table
@@ -12,7 +12,7 @@ first. The SQL agent's rollouts are short, and half of the untrained model's suc
 Curves are means over seeds of the held-out reward at equal sampled tokens, those of continuations included and replayed
 ones not. `ratio` is, for the agent and variant where it is largest, how many tokens GRPO samples until it has the
 held-out reward that it ends with, over those that the variant samples for the same reward; below 1 the variant needs
-more. None: never reached.
+more. `ratio_halfway` is the same for the reward halfway between GRPO's first and last. None: never reached.
 """
 
 import argparse
@@ -35,18 +35,18 @@ RESULTS = ROOT / "results" / "branching"
 START = ROOT / ".bench" / "branching"
 """Where the model is with which the ledger's runs begin."""
 LEDGER = ROOT / "benchmarks" / "ledger"
-LATE_ENTRIES = 2
+LATE_ENTRIES = 8
 PARTS = ("routine", "late")
 CONFIGS = {"ledger": LEDGER / "late.toml", "sql": ROOT / "examples" / "sql" / "spark.toml"}
 PLAIN = "grpo"
 CONTINUE, SAMPLED = "training.hard_tasks=continue", "algorithm.credit=sampled"
 VARIANTS: dict[str, list[str]] = {PLAIN: [], "prefixes": [CONTINUE], "sampled": [SAMPLED], "both": [SAMPLED, CONTINUE]}
 SIZES = {
-    "ledger": {PLAIN: (10, 6), "prefixes": (15, 6), "sampled": (10, 4), "both": (15, 4)},
+    "ledger": {PLAIN: (18, 2), "prefixes": (24, 2), "sampled": (12, 2), "both": (24, 2)},
     "sql": {PLAIN: (12, 12), "prefixes": (12, 14), "sampled": (12, 8), "both": (12, 9)},
 }
 """Steps, and tasks of a step: such that all variants of an agent sample about as many tokens."""
-EVERY = {"ledger": 5, "sql": 4}
+EVERY = {"ledger": 6, "sql": 4}
 """Steps between evaluations."""
 
 
@@ -64,7 +64,7 @@ def make_start() -> None:
     """Train spark on single routine questions and export it, unless it is there."""
     if not (START / "model").exists():
         tasks = [f"tasks={LEDGER / 'routine_tasks.jsonl'}", "held_out=64", "evaluation.every=0"]
-        size = ["training.steps=32", "training.schedule=constant", "training.warmup_steps=0", "seed=0"]
+        size = ["training.steps=96", "training.schedule=linear", "seed=0"]
         config = str(ROOT / "examples" / "calc_plain" / "calc.toml")
         if not train([config, *tasks, *size, "training.learning_rate=3e-4"], START, float("inf")):
             sys.exit(1)
@@ -128,18 +128,18 @@ def compare(agent: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     of = {name: [one for one in runs if (one["agent"], one["variant"]) == (agent, name)] for name in VARIANTS}
     if not of[PLAIN]:
         return {}
-    target = float(mean_curve(of[PLAIN])[1][-1])
-    plain, found = tokens_to(target, of[PLAIN]), {}
+    plain, found = mean_curve(of[PLAIN])[1], {}
+    targets = {"ratio": float(plain[-1]), "ratio_halfway": float(plain[0] + plain[-1]) / 2}
     for name, some in of.items():
         if some:
-            ends, needed = [one["held_out"][-1] for one in some], tokens_to(target, some)
+            ends, needed = [one["held_out"][-1] for one in some], tokens_to(targets["ratio"], some)
             found[name] = {
                 "seeds": len(some),
                 "held_out": round(fmean(ends), 3),
                 "deviation": round(stdev(ends), 3) if len(ends) > 1 else None,
                 "tokens": round(fmean(one["tokens"][-1] for one in some)),
                 "tokens_to_target": needed and round(needed),
-                "ratio": round(plain / needed, 2) if plain and needed else None,
+                **{ratio: saved(target, of[PLAIN], some) for ratio, target in targets.items()},
                 "branches": {
                     name: round(fmean(one["branches"][name] for one in some), 3)
                     for name in some[0]["branches"]
@@ -151,7 +151,13 @@ def compare(agent: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
                     if all(part in one for one in some)
                 },
             }
-    return {"target": round(target, 3), "variants": found}
+    return {"target": round(targets["ratio"], 3), "halfway": round(targets["ratio_halfway"], 3), "variants": found}
+
+
+def saved(reward: float, plain: list[dict[str, Any]], runs: list[dict[str, Any]]) -> float | None:
+    """Return how many times as many tokens the plain runs need for a reward."""
+    first, second = tokens_to(reward, plain), tokens_to(reward, runs)
+    return round(first / second, 2) if first and second else None
 
 
 def main() -> None:
@@ -177,14 +183,16 @@ def main() -> None:
     }
     runs = list(make_runs(("agent", "variant", "seed"), wanted, measure, options, find_right_entries).values())
     found = {agent: compared for agent in CONFIGS if (compared := compare(agent, runs))}
-    others = [
-        (entry["ratio"], f"{agent}, {name}")
-        for agent, compared in found.items()
-        for name, entry in compared["variants"].items()
-        if name != PLAIN and entry["ratio"] is not None
-    ]
-    ratio, best = max(others, default=(None, None))
-    report_result({"ratio": ratio, "best": best, **found}, options.out)
+    best = {}
+    for ratio in ("ratio", "ratio_halfway"):
+        others = [
+            (entry[ratio], f"{agent}, {name}")
+            for agent, compared in found.items()
+            for name, entry in compared["variants"].items()
+            if name != PLAIN and entry[ratio] is not None
+        ]
+        best[ratio], best[f"best{ratio.removeprefix('ratio')}"] = max(others, default=(None, None))
+    report_result({**best, **found}, options.out)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,12 @@ def solve(task: dict[str, Any]) -> list[str | None]:
     return [fill_in(entry["question"], str(entry["answer"])) for entry in task["entries"]]
 
 
-def fill_in(question: str, balance: str) -> str | None:
+def solve_unchecked(task: dict[str, Any]) -> list[str | None]:
+    """Return the result of each entry, with a tool that accepts every result."""
+    return [fill_in(entry["question"], None) for entry in task["entries"]]
+
+
+def fill_in(question: str, balance: str | None) -> str | None:
     """Return what stands after #### in the model's last message."""
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     for _ in range(TRIES):
@@ -44,7 +49,7 @@ def fill_in(question: str, balance: str) -> str | None:
         messages.append(message)
         for call in message.tool_calls:
             value = calculate(call.function.arguments)
-            content = value if value == balance else f"Error: {value} does not balance"
+            content = value if balance in (value, None) else f"Error: {value} does not balance"
             messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
     return None
 

@@ -1,8 +1,8 @@
 """Write ledgers: the same bytes every time.
 
 `tasks.jsonl` and `held_out.jsonl` have four questions of `examples/calc_plain` each. In `late_tasks.jsonl` and
-`late_held_out.jsonl` a ledger has eight, and those in whose words spark's teachers mostly wrote the wrong operation
-stand at the end; `routine_tasks.jsonl` and `routine_held_out.jsonl` are single questions of the kinds before.
+`late_held_out.jsonl` a ledger has twenty, and those of two steps, of which spark's teachers often made only one, stand
+at the end; `routine_tasks.jsonl` and `routine_held_out.jsonl` are single questions of the kinds before.
 """
 
 import json
@@ -20,9 +20,9 @@ from families.problem import Split
 ENTRIES = 4
 """Of a ledger: all of them must be right."""
 ROUTINE = {("gain",), ("loss",), ("groups",), ("share",)}
-LATE = {("receive",), ("together",), ("before",), ("compare",), ("rate",), ("times",), ("packs",)}
+LATE = {("gain", "loss"), ("loss", "gain"), ("groups", "gain"), ("groups", "loss"), ("together", "groups")}
 """Kinds of questions by what happens in them."""
-ROUTINE_ENTRIES, LATE_ENTRIES = 6, 2
+ROUTINE_ENTRIES, LATE_ENTRIES = 12, 8
 LATE_LEDGERS: dict[str, tuple[Split, int]] = {"tasks.jsonl": ("train", 160), "held_out.jsonl": ("held_out", 64)}
 FOLDER = Path(__file__).parent
 QUESTIONS = Path(__file__).parents[2] / "examples" / "calc_plain"
@@ -55,7 +55,8 @@ def questions(split: Split, kinds: set[tuple[str, ...]], number: int) -> list[di
     rng, found = Random(f"ledger/{split}/{sorted(kinds)}"), dict[str, dict[str, Any]]()
     while len(found) < number:
         problem = arithmetic.problem(rng, split)
-        if problem.facts["cues"] in kinds and problem.key not in found:
+        cues, aside = problem.facts["cues"], problem.facts["aside"]
+        if cues in kinds and aside is None and problem.key not in found:
             id = f"{split}-{len(found):03}"
             found[problem.key] = {"id": id, "question": problem.question, "answer": problem.answer}
     return list(found.values())

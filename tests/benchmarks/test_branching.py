@@ -26,5 +26,7 @@ def test_a_variant_with_the_same_reward_after_half_of_the_tokens_has_a_ratio_of_
     assert found["target"] == pytest.approx(0.2)
     ratios = {name: entry["ratio"] for name, entry in found["variants"].items()}
     assert ratios == {"grpo": 1.0, "prefixes": 2.0, "sampled": None}
+    halfway = {name: entry["ratio_halfway"] for name, entry in found["variants"].items()}
+    assert (found["halfway"], halfway) == (pytest.approx(0.1), {"grpo": 1.0, "prefixes": 2.0, "sampled": 0.5})
     assert found["variants"]["prefixes"]["branches"] == {"branches/groups": 3.0}
     assert compare("sql", runs) == {}
