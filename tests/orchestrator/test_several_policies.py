@@ -104,7 +104,7 @@ async def test_each_policy_gets_the_advantages_of_its_own_reward(tmp_path: Path)
 
 async def test_the_own_reward_of_a_step_is_of_the_rollouts_that_begin_with_their_task(tmp_path: Path) -> None:
     policies = {"writer": {"roles": "writer", "rewards": ["wrote"]}, "checker": {"rewards": ["checked"]}}
-    settings = {"steps": 3, "tasks_per_step": 2, "group_size": 3, "hard_tasks": "continue"}
+    settings = {"steps": 3, "tasks_per_step": 2, "group_size": 4, "hard_tasks": "continue"}
 
     def rest(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
         _, calls, ending = two_calls(spec, index)
@@ -120,7 +120,7 @@ async def test_the_own_reward_of_a_step_is_of_the_rollouts_that_begin_with_their
     await run.train()
     assert any(report.branches.rollouts for report in run.observer.reports)
     for report in run.observer.reports:
-        assert len(report.own_rewards) == len(report.rewards) == 6 - report.branches.rollouts
+        assert len(report.own_rewards) == len(report.rewards) == 8 - report.branches.rollouts
 
 
 async def test_rollouts_that_reward_or_ask_other_policies_alone_are_called_so(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ async def test_rank_0_broadcasts_whole_weights_and_ranks_outlive_engines(tmp_pat
             restarted = ReceivingVllm()
             await sending("vllm", restarted)()
             torch.testing.assert_close(restarted.received[1], expected, rtol=0, atol=0)
-            assert count_listening(ranks) == listening + 2  # its earlier group is gone
+            assert count_listening(ranks) == listening + 1  # the groups that failed are gone
             assert await learner.start_step(CONFIG.policy, 1) > 0  # the ranks go on
     assert not any(map(psutil.pid_exists, ranks.pids))
 
