@@ -44,7 +44,8 @@ def test_a_run_that_takes_too_long_is_told_to_end_and_then_killed(
     benchmark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(benchmark, "GRACE_S", 30.0)
-    wait = "import signal, sys, time; signal.signal(signal.SIGINT, {}); print(flush=True); time.sleep(600)"
+    # a signal just before a long sleep would be seen after it
+    wait = "import signal, sys, time; signal.signal(signal.SIGINT, {}); print(flush=True)\nwhile True: time.sleep(0.05)"
     for handler, status in (("lambda *_: sys.exit(7)", 7), ("signal.SIG_IGN", -9)):
         process = subprocess.Popen([sys.executable, "-c", wait.format(handler)], stdout=subprocess.PIPE)
         assert process.stdout is not None
