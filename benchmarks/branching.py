@@ -63,8 +63,8 @@ def arguments_of(agent: str, variant: str, seed: int, options: argparse.Namespac
 def make_start() -> None:
     """Train spark on single routine questions and export it, unless it is there."""
     if not (START / "model").exists():
-        tasks = [f"tasks={LEDGER / 'routine_tasks.jsonl'}", "held_out=64", "evaluation.every=0"]
-        size = ["training.steps=96", "training.schedule=linear", "seed=0"]
+        tasks = [f"tasks={LEDGER / 'routine_tasks.jsonl'}", f"held_out={LEDGER / 'routine_held_out.jsonl'}"]
+        size = ["training.steps=96", "training.schedule=linear", "evaluation.every=16", "seed=0"]
         config = str(ROOT / "examples" / "calc_plain" / "calc.toml")
         if not train([config, *tasks, *size, "training.learning_rate=3e-4"], START, float("inf")):
             sys.exit(1)

@@ -53,12 +53,8 @@ class ReceivingVllm:
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
         from vllm.distributed.utils import StatelessProcessGroup
 
-        assert init.keys() == {
-            "master_address",
-            "master_port",
-            "rank_offset",
-            "world_size",
-        }  # older versions take no more
+        # older versions take no more
+        assert init.keys() == {"master_address", "master_port", "rank_offset", "world_size"}
         assert init["world_size"] == 1 + WORKERS
         place = {"host": init["master_address"], "port": init["master_port"]}
         rank = init["rank_offset"] + number

@@ -99,7 +99,7 @@ def command(options: VllmOptions, installation: VllmInstallation, socket: Path) 
 def environment(options: VllmOptions, interface: str = "lo") -> dict[str, str]:
     """Return the environment of the server: this process's, and what the routes and the extension need.
 
-    Weights over NCCL come by a network interface.
+    `interface` is the network interface by which weights come over NCCL.
     """
     extension = str(Path(leyden_weights.__file__).parent)
     variables = {

@@ -23,7 +23,7 @@ class World(Struct, frozen=True):
     timeout_s: float
     """How long a rank waits for the others in a collective."""
     address: str
-    """That of its machine, for processes of others."""
+    """The address of its machine, as other machines reach it."""
     device: int = 0
     """The number of its GPU, if there is any."""
 
