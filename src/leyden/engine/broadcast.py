@@ -7,6 +7,7 @@ environment. Ranks that train a sharded policy gather each tensor when its turn 
 import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -25,6 +26,14 @@ class Sent(NamedTuple):
     nbytes: int
 
 
+class _Group(NamedTuple):
+    """One with the workers of an engine."""
+
+    communicator: Any
+    stream: torch.cuda.Stream | None
+    """On a GPU, one of its own, so that an engine that takes nothing keeps no other waiting."""
+
+
 class NcclGroups:
     """The groups of this process, one with the workers of each engine. Errors are `EngineError`."""
 
@@ -32,7 +41,7 @@ class NcclGroups:
         """Workers have so long to join, and half of it to take a tensor: NCCL itself waits without end."""
         self._limit_s = limit_s
         self._listening: dict[str, socket.socket] = {}
-        self._communicators: dict[str, Any] = {}
+        self._groups: dict[str, _Group] = {}
 
     def listen(self, engine: str, host: str) -> tuple[str, int]:
         """Return the address of this process at which the workers of an engine can join."""
@@ -41,8 +50,8 @@ class NcclGroups:
 
     def join(self, engine: str, size: int, device: torch.device) -> None:
         """Make the group of so many members when all have joined. It replaces the one that the engine had before."""
-        if (earlier := self._communicators.pop(engine, None)) is not None:
-            earlier.destroy()
+        if (earlier := self._groups.pop(engine, None)) is not None:
+            earlier.communicator.destroy()
         try:
             from vllm.distributed.device_communicators.pynccl import (  # type: ignore[import-not-found]
                 PyNcclCommunicator,
@@ -75,44 +84,54 @@ class NcclGroups:
                 "vLLM in the trainer's environment finds no NCCL library: set VLLM_NCCL_SO_PATH, unset "
                 "VLLM_DISABLE_PYNCCL, or leave out `engine.transfer`"
             )
-        self._communicators[engine] = made[0]
+        self._groups[engine] = _Group(made[0], torch.cuda.Stream(device) if device.type == "cuda" else None)
 
-    def broadcast(self, engine: str, tensors: Iterable[tuple[str, Tensor]]) -> Sent:
-        """Broadcast one tensor after the other to an engine. All are read, also those after one that it did not take:
-        other processes may have to take part in gathering them."""
-        checksums, nbytes, refusal = dict[str, int](), 0, None
-        for name, tensor in tensors:
-            if refusal is None:
-                whole = tensor.contiguous()
-                if (why := self._why_not_taken(engine, whole)) is not None:
-                    refusal = f"the workers of vLLM did not take {name} over NCCL: {why}"
-                    continue
-                checksums[name] = checksum(whole)
-                nbytes += whole.nbytes
-        if refusal is not None:
-            raise EngineError(refusal)
-        return Sent(checksums, nbytes)
+    def broadcast(
+        self, engines: Mapping[str, Mapping[str, torch.dtype]], tensors: Iterable[tuple[str, Tensor]]
+    ) -> dict[str, Sent | EngineError]:
+        """Broadcast one tensor after the other, each to all engines at once, in the precisions that they serve.
+
+        Returns for each engine what was sent, or why it did not take a tensor, which keeps nothing from the others.
+        All tensors are read even if nobody takes them: other processes may have to take part in gathering them.
+        """
+        refused: dict[str, EngineError] = {}
+        checksums: dict[str, dict[str, int]] = {engine: {} for engine in engines}
+        nbytes = dict.fromkeys(engines, 0)
+        with ThreadPoolExecutor(max(1, len(engines)), "leyden-nccl") as threads:
+            for name, tensor in tensors:
+                taking = [engine for engine in engines if engine not in refused]
+                dtypes = [engines[engine][name] for engine in taking]
+                served = {dtype: tensor.to(dtype).contiguous() for dtype in dtypes}
+                # which waits until the GPU has computed them: they are sent on other streams
+                sums = {dtype: checksum(one) for dtype, one in served.items()}
+                reasons = threads.map(self._why_not_taken, taking, [served[dtype] for dtype in dtypes])
+                for engine, dtype, why in zip(taking, dtypes, reasons, strict=True):
+                    if why is not None:
+                        refused[engine] = EngineError(f"the workers of vLLM did not take {name} over NCCL: {why}")
+                    checksums[engine][name] = sums[dtype]
+                    nbytes[engine] += served[dtype].nbytes
+        return {engine: refused.get(engine) or Sent(checksums[engine], nbytes[engine]) for engine in engines}
 
     def _why_not_taken(self, engine: str, tensor: Tensor) -> str | None:
         """Broadcast a tensor. If that fails or takes too long the group is aborted, which all its members notice."""
-        if (communicator := self._communicators.get(engine)) is None:
+        if (group := self._groups.get(engine)) is None:
             return "its group was aborted"
         found: list[str] = []
 
         def abort(why: str) -> None:
             found.append(why)
-            communicator.destroy()
+            group.communicator.destroy()
 
         watch = threading.Timer(self._limit_s / 2, abort, [f"it waited for {self._limit_s / 2:.3g} s"])
         watch.daemon = True
         watch.start()
         try:
-            if tensor.device.type == "cuda":
-                stream = torch.cuda.current_stream(tensor.device)
-                communicator.broadcast(tensor, src=0, stream=stream)
-                stream.synchronize()
+            if group.stream is None:
+                group.communicator.broadcast(tensor, src=0)
             else:
-                communicator.broadcast(tensor, src=0)
+                with torch.cuda.device(tensor.device):
+                    group.communicator.broadcast(tensor, src=0, stream=group.stream)
+                group.stream.synchronize()
         except RuntimeError as error:
             if not found:
                 abort(str(error))
@@ -120,7 +139,7 @@ class NcclGroups:
             watch.cancel()
         if not found:
             return None
-        del self._communicators[engine]
+        del self._groups[engine]
         return found[0]
 
 

@@ -9,7 +9,7 @@ from leyden.config import Config, policy_configs
 from leyden.engine.protocol import EngineBackend, LoraWeights
 from leyden.learner.loading import check_tokenizer, load_model
 from leyden.learner.policy import Policy
-from leyden.learner.ranks.learner import GatheredWeights
+from leyden.learner.ranks.gathered import GatheredWeights
 from leyden.models.source import ModelSource, find_model
 from leyden.server.options import ServedPolicy
 

@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
 import torch
 from receiving_vllm import ReceivingVllm, broadcasting_over_tcp
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -15,6 +17,7 @@ from leyden.engine.protocol import EngineError, EngineLost
 from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.vllm.nccl import NcclTransfer
 from leyden.learner.checkpoint import Checkpoints
+from leyden.learner.ranks import gathered
 from leyden.learner.ranks.learner import RankedLearner
 from leyden.learner.ranks.messages import RankSetup
 from leyden.learner.ranks.processes import RankProcesses
@@ -31,7 +34,10 @@ SMALL = LlamaConfig(
 )
 
 
-async def test_rank_0_broadcasts_whole_weights_and_ranks_outlive_engines(tmp_path: Path) -> None:
+async def test_rank_0_broadcasts_whole_weights_at_once_and_ranks_outlive_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathered, "_TOGETHER_S", 30.0)  # busy machines too
     torch.manual_seed(0)
     model = LlamaForCausalLM(SMALL)
     model.save_pretrained(tmp_path / "model")
@@ -56,23 +62,42 @@ async def test_rank_0_broadcasts_whole_weights_and_ranks_outlive_engines(tmp_pat
             send, send_to_other = sending("vllm", vllm), sending("other", other)
             ends = await asyncio.gather(sending("third", refuses)(), send(), send_to_other(), return_exceptions=True)
             assert isinstance(ends[0], EngineLost)  # and the others are served
+            passes = count_broadcasts(ranks, monkeypatch)
             ends = [*ends[1:], *await asyncio.gather(send(), send_to_other())]
+            assert passes == [["other", "vllm"]]  # each weight is gathered once for both
             for sent in ends:
                 assert isinstance(sent, Sent)
                 assert sent.checksums == {name: checksum(tensor) for name, tensor in expected.items()}
                 assert sent.nbytes == sum(tensor.nbytes for tensor in expected.values())
             for found in (*vllm.received, *other.received):
                 torch.testing.assert_close(found, expected, rtol=0, atol=0)
-            vllm.dies_at, other.receives = "/update_weights", False
+            other.receives = False
             ends = await asyncio.gather(send(), send_to_other(), return_exceptions=True)
-            assert isinstance(ends[0], EngineLost)
+            assert isinstance(ends[0], Sent)  # although the other, which is sent the same at the same time, takes none
             assert isinstance(ends[1], EngineError) and "did not take model.embed_tokens.weight" in str(ends[1])
+            vllm.dies_at = "/update_weights"
+            with pytest.raises(EngineLost):
+                await send()
             restarted = ReceivingVllm()
             await sending("vllm", restarted)()
             torch.testing.assert_close(restarted.received[1], expected, rtol=0, atol=0)
+            assert passes[1:] == [["other", "vllm"], ["vllm"], ["vllm"]]
             assert count_listening(ranks) == listening + 1  # the groups that failed are gone
             assert await learner.start_step(CONFIG.policy, 1) > 0  # the ranks go on
     assert not any(map(psutil.pid_exists, ranks.pids))
+
+
+def count_broadcasts(ranks: RankProcesses, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return a list that gets the engines of each broadcast."""
+    found, call = list[list[str]](), ranks.call
+
+    async def counted(method: str, *arguments: Any, **options: Any) -> list[Any]:
+        if method == "broadcast":
+            found.append(sorted(arguments[0]))
+        return await call(method, *arguments, **options)
+
+    monkeypatch.setattr(ranks, "call", counted)
+    return found
 
 
 def count_listening(ranks: RankProcesses) -> int:

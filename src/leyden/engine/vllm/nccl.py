@@ -98,8 +98,11 @@ class _OwnTensors:
         return {name: list(tensor.shape) for name, tensor in self._tensors.items()}
 
     async def broadcast(self, engine: str, dtypes: Mapping[str, torch.dtype]) -> Sent:
-        cast = ((name, tensor.detach().to(dtypes[name])) for name, tensor in self._tensors.items())
-        return await asyncio.to_thread(self._groups.broadcast, engine, cast)
+        tensors = ((name, tensor.detach()) for name, tensor in self._tensors.items())
+        end = (await asyncio.to_thread(self._groups.broadcast, {engine: dtypes}, tensors))[engine]
+        if isinstance(end, EngineError):
+            raise end
+        return end
 
 
 async def _wait_both(answer: Awaitable[Any], sending: Awaitable[T]) -> T:

@@ -1,25 +1,20 @@
 """The learner on several devices, as the orchestrator's process has it: it divides samples and joins results."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-import torch
 from msgspec.structs import replace
-from torch import Tensor
 
-from leyden.engine.broadcast import Sent
-from leyden.engine.protocol import EngineError, LoraWeights
 from leyden.learner.checkpoint import Checkpoints, read_state
 from leyden.learner.evaluation import divergence_of, rollout_ratios
 from leyden.learner.objective import objective_of
 from leyden.learner.protocol import Logprobs, SampleEvaluation, TrainerState, Update, UpdateMetrics
 from leyden.learner.ranks.division import divide
+from leyden.learner.ranks.gathered import GatheredWeights
 from leyden.learner.ranks.messages import RankSetup
 from leyden.learner.ranks.processes import RankProcesses
 from leyden.learner.sample import Sample
-
-T = TypeVar("T")
 
 
 class RankedLearner:
@@ -30,6 +25,7 @@ class RankedLearner:
         self._geometric = objective_of(setup.config).geometric
         self._trees = setup.config.training.layout == "tree"
         self._loop = asyncio.get_running_loop()
+        self._weights = GatheredWeights(ranks, self._loop)
         self._copied: TrainerState | None = None
         """The checkpoint that is not written yet."""
 
@@ -85,9 +81,9 @@ class RankedLearner:
         """Make an optimiser step."""
         await self._ranks.call("apply")
 
-    def weights(self, policy: str) -> "GatheredWeights":
+    def weights(self, policy: str) -> GatheredWeights:
         """Return the present weights; they are gathered one by one when they are read."""
-        return GatheredWeights(self._ranks, self._loop)
+        return self._weights
 
     async def save(self, policy: str, state: TrainerState) -> None:
         """Copy what a checkpoint holds; without memory for that, write it."""
@@ -129,75 +125,6 @@ class RankedLearner:
 
     async def _divide(self, samples: Sequence[Sample]) -> list[list[int]]:
         return await asyncio.to_thread(divide, samples, self._ranks.number, self._trees)
-
-
-class GatheredTensors:
-    """Tensors of a sharded policy, gathered one at a time; rank 0 can broadcast them as well.
-
-    Iterate over them on another thread than that of the event loop.
-    """
-
-    def __init__(self, ranks: RankProcesses, loop: asyncio.AbstractEventLoop, merged: bool) -> None:
-        self._ranks, self._loop, self._merged = ranks, loop, merged
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for name in _wait(self._loop, self.shapes()):
-            yield name, _wait(self._loop, self._call("weight", name, self._merged))
-
-    async def listen(self, engine: str) -> tuple[str, int]:
-        """Return the address of rank 0 at which the workers of an engine can join it."""
-        address: tuple[str, int] = await self._call("listen", engine)
-        return address
-
-    async def join(self, engine: str, size: int) -> None:
-        """Have rank 0 make a group with the workers of an engine, which takes longer the first time."""
-        _raise_error(await self._call("join", engine, size, patient=True))
-
-    async def shapes(self) -> dict[str, list[int]]:
-        """Return the shape of each tensor."""
-        found: dict[str, list[int]] = await self._call("weight_shapes")
-        return found
-
-    async def broadcast(self, engine: str, dtypes: Mapping[str, torch.dtype]) -> Sent:
-        """Have rank 0 broadcast each tensor when it is gathered."""
-        sent: Sent = _raise_error(await self._call("broadcast", engine, dtypes, self._merged))
-        return sent
-
-    async def _call(self, method: str, *arguments: Any, patient: bool = False) -> Any:
-        """Return what rank 0 returns."""
-        return (await self._ranks.call(method, *arguments, patient=patient))[0]
-
-
-class GatheredWeights:
-    """The weights of a sharded policy."""
-
-    def __init__(self, ranks: RankProcesses, loop: asyncio.AbstractEventLoop) -> None:
-        self._ranks, self._loop = ranks, loop
-
-    def tensors(self) -> GatheredTensors:
-        """Return the weights of the model that is served."""
-        return GatheredTensors(self._ranks, self._loop, merged=True)
-
-    def base(self) -> GatheredTensors:
-        """Return the weights without the LoRA adapter."""
-        return GatheredTensors(self._ranks, self._loop, merged=False)
-
-    def adapter(self) -> LoraWeights | None:
-        """Gather the LoRA adapter, if the policy has one. Call it on another thread than that of the event loop."""
-        found: LoraWeights | None = _wait(self._loop, self._ranks.call("adapter"))[0]
-        return found
-
-
-def _wait(loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, T]) -> T:
-    """Wait on a thread for what the event loop of another does."""
-    return asyncio.run_coroutine_threadsafe(call, loop).result()
-
-
-def _raise_error(found: Any) -> Any:
-    """Return what a rank returned, or raise it: an error that the ranks have survived."""
-    if isinstance(found, EngineError):
-        raise found
-    return found
 
 
 def _chosen(samples: Sequence[Sample], indices: Sequence[int]) -> list[Sample]:

@@ -139,14 +139,13 @@ class Rank:
             return error
         return None
 
-    def broadcast(self, engine: str, dtypes: Mapping[str, torch.dtype], merged: bool) -> Sent | EngineError | None:
-        """Gather one weight after the other; rank 0 broadcasts it to an engine, or returns why it could not."""
-        gathered = self._gathered(dtypes, merged)
+    def broadcast(
+        self, engines: Mapping[str, Mapping[str, torch.dtype]], merged: bool
+    ) -> dict[str, Sent | EngineError] | None:
+        """Gather one weight after the other; rank 0 broadcasts each to all engines, and returns how that ended."""
+        gathered = self._gathered(merged)
         if self._world.rank == 0:
-            try:
-                return self._groups.broadcast(engine, gathered)
-            except EngineError as error:
-                return error
+            return self._groups.broadcast(engines, gathered)
         for _ in gathered:
             if self._peers.device.type == "cuda":  # not ahead of rank 0: limits of time count from the call
                 torch.cuda.current_stream().synchronize()
@@ -246,10 +245,10 @@ class Rank:
         sent = self._peers.send(whole, like)
         return DTensor.from_local(sent, like.device_mesh, run_check=False).redistribute(placements=like.placements)
 
-    def _gathered(self, dtypes: Mapping[str, torch.dtype], merged: bool) -> Iterator[tuple[str, Tensor]]:
+    def _gathered(self, merged: bool) -> Iterator[tuple[str, Tensor]]:
         compute = getattr(torch, self._setup.dtype)
         for name, weight in (self._weights if merged else self._base).items():
-            yield name, _whole(weight(), compute).to(dtypes[name])
+            yield name, _whole(weight(), compute)
 
     def _to_rank_0(self, shard: Tensor, dtype: torch.dtype) -> Tensor | None:
         whole = _whole(shard, dtype)
