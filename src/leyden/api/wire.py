@@ -82,8 +82,11 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """What the worker and its agents use; None if that was measured a moment ago."""
 
 
-class Lease(Struct, frozen=True):
-    """A leased attempt, with everything its agent needs. A Python agent gets it as its `attempt` parameter."""
+class Lease(Struct, frozen=True, tag="run"):
+    """A leased attempt, with everything its agent needs. A Python agent gets it as its `attempt` parameter.
+
+    The worker sends it as a message to the process that is to run it.
+    """
 
     attempt: Attempt
     task: Task
@@ -97,6 +100,8 @@ class Lease(Struct, frozen=True):
     traceparent: str
     alone: bool = False
     """Run this attempt alone in a process, because an earlier attempt's process died."""
+    services: dict[str, str] = {}
+    """Addresses of the services that the worker has acquired for it, by name."""
 
     @property
     def id(self) -> str:

@@ -46,15 +46,6 @@ class HostSetup(Struct, frozen=True, tag="setup"):
         return self.isolation.rollout
 
 
-class RunAttempt(Struct, frozen=True, tag="run"):
-    """Run the code of a leased attempt. `CodeReturned` follows."""
-
-    lease: Lease
-    """With the URL of the server for agents and, if the host has a key, that one."""
-    services: dict[str, str] = {}
-    """Addresses of the services that it has acquired, by name."""
-
-
 class StopAttempt(Struct, frozen=True, tag="stop"):
     """Stop an attempt if possible. `StopReply` follows at once, `CodeReturned` when its code has returned."""
 
@@ -142,7 +133,8 @@ class BlockerFound(Struct, frozen=True, tag="blocked"):
     attempt: str | None
 
 
-ToHost = HostSetup | RunAttempt | StopAttempt | FlushSpans | Ping | FindBlocker
+# a lease has the URL of the server for agents and, if the host has a key, that one; `CodeReturned` follows
+ToHost = HostSetup | Lease | StopAttempt | FlushSpans | Ping | FindBlocker
 ToWorker = HostReady | HostFailed | CodeReturned | StopReply | SpansFlushed | StepReward | Pong | BlockerFound
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from worker_harness import AGENTS
 
 from leyden.api.wire import FinishRequest, Lease
-from leyden.client.host_protocol import CodeReturned, HostSetup, RunAttempt, StopAttempt
+from leyden.client.host_protocol import CodeReturned, HostSetup, StopAttempt
 from leyden.client.isolation.launcher import Launch
 from leyden.client.isolation.options import IsolationOptions, SandboxUnavailable
 from leyden.client.runners import host_process
@@ -55,7 +55,7 @@ async def solve(task):
 """
 
 
-async def ends_of(folder: Path, *messages: RunAttempt | StopAttempt) -> dict[str, FinishRequest]:
+async def ends_of(folder: Path, *messages: Lease | StopAttempt) -> dict[str, FinishRequest]:
     """The ends that a host reports after some messages, which it receives at once."""
     (folder / "agent.py").write_text(AGENT)
     setup = replace(SETUP, agent="agent.py:solve", base=str(folder), concurrency=2)
@@ -64,7 +64,7 @@ async def ends_of(folder: Path, *messages: RunAttempt | StopAttempt) -> dict[str
     try:
         for message in messages:
             host._stream.send(message)
-        expected = {message.lease.id if isinstance(message, RunAttempt) else message.attempt for message in messages}
+        expected = {message.id if isinstance(message, Lease) else message.attempt for message in messages}
         async with asyncio.timeout(20):
             while ends.keys() < expected:
                 event = await host._stream.receive()
@@ -75,10 +75,10 @@ async def ends_of(folder: Path, *messages: RunAttempt | StopAttempt) -> dict[str
     return ends
 
 
-def start(attempt: str, task: Any) -> RunAttempt:
+def start(attempt: str, task: Any) -> Lease:
     leased = Attempt(attempt, "r", attempt.partition(".")[0], 1, "w", None, 0.0, 60.0)
     traceparent = f"00-{'1' * 32}-{'2' * 16}-01"
-    return RunAttempt(Lease(leased, Task("t", task), Purpose.TRAIN, 60.0, "key", SETUP.server, traceparent))
+    return Lease(leased, Task("t", task), Purpose.TRAIN, 60.0, "key", SETUP.server, traceparent)
 
 
 async def test_an_attempt_that_is_stopped_before_it_begins_has_an_end(tmp_path: Path) -> None:

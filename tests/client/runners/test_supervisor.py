@@ -119,7 +119,7 @@ class TracedRunner:
         self.flushing, self.flushed, self.closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.ends: asyncio.Queue[CodeReturned] = asyncio.Queue()
 
-    def start_attempt(self, lease: Lease, addresses: dict[str, str]) -> None:
+    def start_attempt(self, lease: Lease) -> None:
         self.ends.put_nowait(CodeReturned(lease.id, FinishRequest(Outcome(Ending.SUCCEEDED)), has_spans=True))
 
     async def listen(self, on_event: Callable[[CodeReturned], None]) -> None:
@@ -147,7 +147,7 @@ async def test_an_attempt_has_returned_before_its_spans_are_exported_and_its_run
     runner, active = TracedRunner(), active_attempt()
     supervisor = RunnerSupervisor(runner, limits(60.0, 0.0, 60.0), never)
     supervising = asyncio.create_task(supervisor.run())
-    running = asyncio.create_task(supervisor.run_attempt(active, {}))
+    running = asyncio.create_task(supervisor.run_attempt(active))
     async with asyncio.timeout(20):
         await runner.flushing.wait()
         assert active.released.is_set()
@@ -168,7 +168,7 @@ class BlockedRunner:
     def __init__(self, blocked_s: float) -> None:
         self.blocked_s = blocked_s
 
-    def start_attempt(self, lease: Lease, addresses: dict[str, str]) -> None:
+    def start_attempt(self, lease: Lease) -> None:
         pass
 
     async def stop(self, attempt: str) -> StopReply:
@@ -185,7 +185,7 @@ async def test_a_timeout_is_excused_once_and_only_where_the_loop_was_blocked_for
         return 0.0
 
     supervisor = RunnerSupervisor(BlockedRunner(blocked_s), limits(0.1, 1.0, 1.0), time_out)
-    end = await supervisor.run_attempt(active_attempt(), {})
+    end = await supervisor.run_attempt(active_attempt())
     assert end and (end.outcome.ending, end.retry, end.output) == (ends, retry, "printed")
     assert supervisor.retired.is_set() is (ends is Ending.LOST)
 

@@ -38,7 +38,6 @@ from leyden.client.host_protocol import (
     MessagePipe,
     Ping,
     Pong,
-    RunAttempt,
     SpansFlushed,
     StepReward,
     StopAttempt,
@@ -96,8 +95,8 @@ class Host:
     def on_message(self, message: ToHost) -> None:
         """Handle a message of the worker. Called from the listening thread."""
         match message:
-            case RunAttempt():
-                self._blocked_before_s[message.lease.id] = self._blocking.blocked_s()
+            case Lease():
+                self._blocked_before_s[message.id] = self._blocking.blocked_s()
                 if self._agent.is_async:
                     self._loop.call_soon_threadsafe(self._start_task, message)
                 else:
@@ -126,40 +125,39 @@ class Host:
         else:
             sent.add_done_callback(lambda _: self._pipe.send(SpansFlushed(attempt)))
 
-    def _start_task(self, start: RunAttempt) -> None:
-        id = start.lease.id
-        self._tasks[id] = self._loop.create_task(self._run_task(start), name=id, context=self._begin(start.lease))
+    def _start_task(self, lease: Lease) -> None:
+        running = self._loop.create_task(self._run_task(lease), name=lease.id, context=self._begin(lease))
+        self._tasks[lease.id] = running
 
-    async def _run_task(self, start: RunAttempt) -> None:
-        id = start.lease.id
+    async def _run_task(self, lease: Lease) -> None:
         try:
             async with self._services.acquire(self._agent.services) as acquired:
-                end = end_of_attempt(await self._bind(start, acquired)(), self._setup)
+                end = end_of_attempt(await self._bind(lease, acquired)(), self._setup)
         except BaseException as error:  # also SystemExit: an agent that calls sys.exit ends only its own attempt
-            end = self._failed(id, error)
-        del self._tasks[id]
-        self._stopped.discard(id)
-        self._send_end(id, end)
+            end = self._failed(lease.id, error)
+        del self._tasks[lease.id]
+        self._stopped.discard(lease.id)
+        self._send_end(lease.id, end)
 
-    def _start_thread(self, start: RunAttempt) -> None:
-        self._threads.submit(self._begin(start.lease).run, self._run_thread, start)
+    def _start_thread(self, lease: Lease) -> None:
+        self._threads.submit(self._begin(lease).run, self._run_thread, lease)
 
     def _begin(self, lease: Lease) -> contextvars.Context:
         """Collect the output of an attempt from now on; return the context that its code runs in."""
         self._outputs.begin(lease.id)
         return context.attempt_context(lease.id, lease.traceparent)
 
-    def _run_thread(self, start: RunAttempt) -> None:
+    def _run_thread(self, lease: Lease) -> None:
         loop_error = False
         try:
             with self._acquire_in_thread() as acquired:
-                value = self._bind(start, acquired)()
+                value = self._bind(lease, acquired)()
                 if inspect.isawaitable(value):  # a sync function that returns a coroutine
                     value = wait_on(value, self._loop)
                 end = end_of_attempt(value, self._setup)
         except BaseException as error:
-            end, loop_error = self._failed(start.lease.id, error), is_loop_error(error)
-        self._send_end(start.lease.id, end, loop_error)
+            end, loop_error = self._failed(lease.id, error), is_loop_error(error)
+        self._send_end(lease.id, end, loop_error)
 
     def _send_end(self, attempt: str, end: FinishRequest, loop_error: bool = False) -> None:
         """Tell the worker at once that the code has returned; it then has the spans flushed."""
@@ -180,11 +178,11 @@ class Host:
         finally:
             wait_on(acquiring.__aexit__(None, None, None), self._loop)
 
-    def _bind(self, start: RunAttempt, acquired: dict[str, Any]) -> Callable[[], Any]:
-        task = start.lease.task.input
+    def _bind(self, lease: Lease, acquired: dict[str, Any]) -> Callable[[], Any]:
+        task = lease.task.input
         if self._setup.rollout.fixed_seeds:
             seed_generators(seed_of(task))
-        return self._agent.bind(task, start.lease, {**start.services, **acquired})
+        return self._agent.bind(task, lease, {**lease.services, **acquired})
 
     def _stop(self, attempt: str) -> None:
         """Cancel the task of an attempt. A thread cannot be cancelled; its key is no longer valid for the attempt."""

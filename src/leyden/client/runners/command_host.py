@@ -15,7 +15,7 @@ from typing import NoReturn
 import msgspec
 import uvloop
 
-from leyden.api.wire import FinishRequest
+from leyden.api.wire import FinishRequest, Lease
 from leyden.background import start_background
 from leyden.client.agent_process import KEY_VARIABLE, agent_environment, report_crashes_to
 from leyden.client.host_protocol import (
@@ -28,7 +28,6 @@ from leyden.client.host_protocol import (
     MessageStream,
     Ping,
     Pong,
-    RunAttempt,
     StopAttempt,
     StopReply,
     ToHost,
@@ -64,8 +63,8 @@ class CommandHost:
         self._stream.send(HostReady(addressed_services(self._setup.services)))
         while (message := await self._stream.receive()) is not None:
             match message:
-                case RunAttempt():
-                    task = start_background(self._run(message), f"attempt {message.lease.id}")
+                case Lease():
+                    task = start_background(self._run(message), f"attempt {message.id}")
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
                 case StopAttempt(attempt):
@@ -78,13 +77,13 @@ class CommandHost:
             for remover in self._removers:
                 remover.wait()
 
-    async def _run(self, start: RunAttempt) -> None:
-        attempt, task = start.lease.id, msgspec.json.encode(start.lease.task.input)
+    async def _run(self, lease: Lease) -> None:
+        attempt, task = lease.id, msgspec.json.encode(lease.task.input)
         process = CommandProcess(self._setup)
         self._processes[attempt] = process
         started: Launch | None = None
         try:
-            started = launch(self._setup.isolation, self._command, self._setup.base, self._environment(start, task))
+            started = launch(self._setup.isolation, self._command, self._setup.base, self._environment(lease, task))
             process.start(started, self._setup.base)
             end = await process.run(attempt, task)
         except (OSError, SandboxUnavailable) as error:
@@ -107,8 +106,8 @@ class CommandHost:
         if process is not None:
             process.stop()
 
-    def _environment(self, start: RunAttempt, task: bytes) -> dict[str, str]:
-        server, lease, key = self._setup.server, start.lease, start.lease.key
+    def _environment(self, lease: Lease, task: bytes) -> dict[str, str]:
+        server, key = self._setup.server, lease.key
         variables = {
             **agent_environment(self._setup.isolation, server, key),
             "LEYDEN_URL": server,
@@ -120,7 +119,7 @@ class CommandHost:
             "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{key}",
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         }
-        variables |= {f"LEYDEN_SERVICE_{name.upper()}": address for name, address in start.services.items()}
+        variables |= {f"LEYDEN_SERVICE_{name.upper()}": address for name, address in lease.services.items()}
         if self._setup.rollout.fixed_seeds:
             variables |= {**HASH_SEED, "LEYDEN_SEED": str(seed_of(lease.task.input))}
         if len(task) <= _MAX_VARIABLE:

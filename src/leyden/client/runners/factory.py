@@ -3,7 +3,7 @@
 A runner is a host process with a Python agent, a host process for commands, or an HTTP endpoint.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -31,8 +31,8 @@ class Runner(Protocol):
     max_concurrency: int | None
     """Attempts that it can run at the same time with the services that it creates itself; None: no limit."""
 
-    def start_attempt(self, lease: Lease, addresses: Mapping[str, str]) -> None:
-        """Start an attempt, with the addresses of the services that it has acquired."""
+    def start_attempt(self, lease: Lease) -> None:
+        """Start an attempt."""
 
     async def stop(self, attempt: str) -> StopReply | None:
         """Stop an attempt as far as possible and return its output so far; `CodeReturned` follows as an event.

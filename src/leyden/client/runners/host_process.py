@@ -7,7 +7,7 @@ one process for each attempt.
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from subprocess import PIPE, STDOUT
@@ -32,7 +32,6 @@ from leyden.client.host_protocol import (
     MessageStream,
     Ping,
     Pong,
-    RunAttempt,
     SpansFlushed,
     StepReward,
     StopAttempt,
@@ -160,11 +159,9 @@ class HostProcess:
             await asyncio.shield(host.close())
             raise
 
-    def start_attempt(self, lease: Lease, addresses: Mapping[str, str]) -> None:
+    def start_attempt(self, lease: Lease) -> None:
         """Start an attempt."""
-        setup = self._setup
-        seen = replace(lease, key=setup.key or lease.key, url=setup.server)
-        self._stream.send(RunAttempt(seen, dict(addresses)))
+        self._stream.send(replace(lease, key=self._setup.key or lease.key, url=self._setup.server))
 
     async def stop(self, attempt: str) -> StopReply | None:
         """Stop an attempt and return its output; None if code in the host lets no other thread run."""

@@ -5,7 +5,7 @@ The agent runs elsewhere and cannot be killed from here; the key of an attempt i
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import aiohttp
 import msgspec
@@ -43,9 +43,9 @@ class HttpEndpoint:
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._on_event: Callable[[CodeReturned], None] | None = None
 
-    def start_attempt(self, lease: Lease, addresses: Mapping[str, str]) -> None:
+    def start_attempt(self, lease: Lease) -> None:
         """Start an attempt."""
-        self._requests[lease.id] = start_background(self._run(lease, addresses), f"attempt {lease.id}")
+        self._requests[lease.id] = start_background(self._run(lease), f"attempt {lease.id}")
 
     async def stop(self, attempt: str) -> StopReply:
         """Cancel the request of an attempt. Its output is not known here."""
@@ -84,9 +84,9 @@ class HttpEndpoint:
             task.cancel()
         await self._session.close()
 
-    async def _run(self, lease: Lease, addresses: Mapping[str, str]) -> None:
+    async def _run(self, lease: Lease) -> None:
         try:
-            end = await self._post(lease, addresses)
+            end = await self._post(lease)
         except asyncio.CancelledError:
             end = FinishRequest(Outcome(Ending.CANCELLED, "stopped by its worker"))
         except Exception as error:  # a bug here must not leave the attempt without an end
@@ -96,14 +96,14 @@ class HttpEndpoint:
         assert self._on_event is not None
         self._on_event(CodeReturned(lease.id, end))
 
-    async def _post(self, lease: Lease, addresses: Mapping[str, str]) -> FinishRequest:
+    async def _post(self, lease: Lease) -> FinishRequest:
         body = {
             "task": lease.task.input,
             "attempt": lease.id,
             "base_url": f"{self._setup.server}/v1",
             "key": lease.key,
             "traceparent": lease.traceparent,
-            **({"services": addresses} if addresses else {}),
+            **({"services": lease.services} if lease.services else {}),
         }
         headers = {"content-type": "application/json", "traceparent": lease.traceparent}
         tries = 0

@@ -7,7 +7,6 @@ runner is closed, and attempts that still run in it are lost.
 
 import asyncio
 import logging
-from collections.abc import Mapping
 
 from msgspec.structs import replace
 
@@ -71,13 +70,13 @@ class RunnerSupervisor:
             self.retired.set()
             await asyncio.shield(self._close(died))
 
-    async def run_attempt(self, active: ActiveAttempt, addresses: Mapping[str, str]) -> FinishRequest | None:
+    async def run_attempt(self, active: ActiveAttempt) -> FinishRequest | None:
         """Run an attempt up to its time limit and return how it ended; None if the server has ended it."""
         if active.end.done():
             active.released.set()
             return None
         self._attempts[active.id] = active
-        self.runner.start_attempt(active.lease, addresses)
+        self.runner.start_attempt(active.lease)
         limit = TimeLimit(active, self._time_limit_s, self._time_out)
         try:
             end = await limit.wait_end()

@@ -7,10 +7,11 @@ died gets its own runner: there it cannot take others down, and if that process 
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from leyden.api.client import RemoteError, RetryingRemote
 from leyden.api.wire import FinishRequest, Lease, LeaseRequest, TimeoutRequest
@@ -182,14 +183,15 @@ class LeaseLoop:
         """Run an attempt, score it and report it. Its slot is free when its code has returned or its runner retired."""
         try:
             async with AsyncExitStack() as acquired:
-                addresses = await acquired.enter_async_context(self._services.acquire(self._service_names))
+                services = await acquired.enter_async_context(self._services.acquire(self._service_names))
+                active.lease = replace(active.lease, services=services)
                 if active.lease.alone:
                     async with self._alone_slots:
-                        await self._run_alone(active, addresses, acquired)
+                        await self._run_alone(active, acquired)
                 else:
                     supervisor = await self._acquire_slot()
                     try:
-                        await self._run_on(supervisor, active, addresses, acquired)
+                        await self._run_on(supervisor, active, acquired)
                     finally:
                         supervisor.slots.release()
         except ServiceFailed as error:
@@ -197,39 +199,35 @@ class LeaseLoop:
         finally:
             self._concurrency.release()
 
-    async def _run_alone(self, active: ActiveAttempt, addresses: dict[str, str], acquired: AsyncExitStack) -> None:
+    async def _run_alone(self, active: ActiveAttempt, acquired: AsyncExitStack) -> None:
         """Run an attempt in its own runner."""
         try:
             supervisor, supervising = await self._start_supervisor(active.lease)
         except LoadError as error:  # although the loop's first runner could load the agent
             await self._report(active, FinishRequest(Outcome(Ending.LOST, str(error))))
             return
-        await self._run_on(supervisor, active, addresses, acquired)
+        await self._run_on(supervisor, active, acquired)
         supervisor.retired.set()
         await asyncio.shield(supervising)
 
-    async def _run_on(
-        self, supervisor: RunnerSupervisor, active: ActiveAttempt, addresses: dict[str, str], acquired: AsyncExitStack
-    ) -> None:
-        end = await supervisor.run_attempt(active, addresses)
+    async def _run_on(self, supervisor: RunnerSupervisor, active: ActiveAttempt, acquired: AsyncExitStack) -> None:
+        end = await supervisor.run_attempt(active)
         if self._reporter.needs_scoring(end):  # its code has returned: scoring does not occupy a runner slot
             await self._scoring_slots.acquire()
-            active.task = self._tasks.create_task(self._score(active, end, addresses, acquired.pop_all()))
+            active.task = self._tasks.create_task(self._score(active, end, acquired.pop_all()))
             return
         await self._report(active, end)
         await supervisor.wait_released(active)
-        if addresses and not active.released.is_set():  # its code may still use what it has acquired
+        if active.lease.services and not active.released.is_set():  # its code may still use what it has acquired
             self._tasks.create_task(self._return_when_released(active, acquired.pop_all()))
 
-    async def _score(
-        self, active: ActiveAttempt, end: FinishRequest | None, addresses: dict[str, str], acquired: AsyncExitStack
-    ) -> None:
+    async def _score(self, active: ActiveAttempt, end: FinishRequest | None, acquired: AsyncExitStack) -> None:
         """Score and report an attempt. Its services are returned first, unless the reward function uses one of them."""
         try:
             async with acquired:
-                if not any(map(self._reporter.reward_uses, addresses)):
+                if not any(map(self._reporter.reward_uses, active.lease.services)):
                     await acquired.aclose()
-                await self._report(active, end, addresses)
+                await self._report(active, end)
         finally:
             self._scoring_slots.release()
 
@@ -237,9 +235,9 @@ class LeaseLoop:
         async with acquired:
             await active.released.wait()
 
-    async def _report(self, active: ActiveAttempt, end: FinishRequest | None, acquired: Mapping[str, str] = {}) -> None:
+    async def _report(self, active: ActiveAttempt, end: FinishRequest | None) -> None:
         if end is not None:
-            await self._reporter.report(active.lease, end, tuple(active.step_rewards), acquired)
+            await self._reporter.report(active.lease, end, tuple(active.step_rewards))
             self._concurrency.adjust(self._reporter.queue_pressure)
         self._heartbeat.untrack(active)
 

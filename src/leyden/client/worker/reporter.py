@@ -5,8 +5,7 @@ reward function; or, if that function takes `group`, later the `GroupScorer`.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -48,15 +47,13 @@ class Reporter:
         """Whether the reward function uses a service."""
         return self._reward is not None and service in self._reward.services
 
-    async def report(
-        self, lease: Lease, end: FinishRequest, step_rewards: Sequence[Reward] = (), acquired: Mapping[str, Any] = {}
-    ) -> None:
+    async def report(self, lease: Lease, end: FinishRequest, step_rewards: Sequence[Reward] = ()) -> None:
         """Score an attempt and report its end; returns when the server has acknowledged it or does not know it.
 
         Step rewards are sent together with the end: they count only if this attempt does. The reward function receives
-        the services that the agent had `acquired`.
+        the services that the agent had.
         """
-        scored = await self._score(lease, end, step_rewards, acquired)
+        scored = await self._score(lease, end, step_rewards)
         await self._send(lease, replace(scored, rewards=(*step_rewards, *scored.rewards)))
 
     async def give_back(self, lease: Lease) -> None:
@@ -64,9 +61,7 @@ class Reporter:
         message = f"worker {lease.attempt.worker} was stopped and gave it back"
         await self._send(lease, FinishRequest(Outcome(Ending.LOST, message), retry=Retry.FREE))
 
-    async def _score(
-        self, lease: Lease, end: FinishRequest, step_rewards: Sequence[Reward], acquired: Mapping[str, Any]
-    ) -> FinishRequest:
+    async def _score(self, lease: Lease, end: FinishRequest, step_rewards: Sequence[Reward]) -> FinishRequest:
         """Determine outcome and final reward; the reward function is called here."""
         if end.outcome.ending is not Ending.SUCCEEDED:
             return replace(end, rewards=())
@@ -75,22 +70,17 @@ class Reporter:
         if self._reward is None:
             return end
         try:
-            given = await self._call(self._reward, lease, end, step_rewards, acquired)
+            given = await self._call(self._reward, lease, end, step_rewards)
         except (NoReward, ServiceFailed) as error:
             return replace(end, outcome=Outcome(Ending.NO_REWARD, str(error)), rewards=())
         return replace(end, rewards=tuple(final_rewards(FINAL_REWARD_ID, given, "reward", self._reward.weights)))
 
     async def _call(
-        self,
-        reward: RewardFunction,
-        lease: Lease,
-        end: FinishRequest,
-        step_rewards: Sequence[Reward],
-        acquired: Mapping[str, Any],
+        self, reward: RewardFunction, lease: Lease, end: FinishRequest, step_rewards: Sequence[Reward]
     ) -> GivenReward:
         """Return the final reward of an attempt that succeeded. Raises `NoReward` or `ServiceFailed`.
 
-        The function receives the services that the agent has `acquired`, and acquires the others. The episode, if it
+        The function receives the services that the agent had, and acquires the others. The episode, if it
         takes one, is read from the server; output and step rewards, which the server does not have yet, are added.
         """
 
@@ -103,9 +93,9 @@ class Reporter:
                 ) from refused
             return replace(episode, rewards=(*episode.rewards, *step_rewards), output=end.output)
 
-        missing = [name for name in reward.services if name not in acquired]
+        missing = [name for name in reward.services if name not in lease.services]
         async with self._services.acquire(missing) as more:
-            return await reward.score(lease.task.input, end.result, read_episode, {**acquired, **more})
+            return await reward.score(lease.task.input, end.result, read_episode, {**lease.services, **more})
 
     async def _send(self, lease: Lease, request: FinishRequest) -> None:
         try:
