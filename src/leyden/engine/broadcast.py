@@ -31,7 +31,7 @@ class _Group(NamedTuple):
 
     communicator: Any
     stream: torch.cuda.Stream | None
-    """On a GPU, one of its own, so that an engine that takes nothing keeps no other waiting."""
+    """On a GPU, one of its own: an engine that takes nothing keeps no other from taking the same tensor."""
 
 
 class NcclGroups:
@@ -42,6 +42,7 @@ class NcclGroups:
         self._limit_s = limit_s
         self._listening: dict[str, socket.socket] = {}
         self._groups: dict[str, _Group] = {}
+        self._streams: dict[str, torch.cuda.Stream] = {}
 
     def listen(self, engine: str, host: str) -> tuple[str, int]:
         """Return the address of this process at which the workers of an engine can join."""
@@ -84,7 +85,9 @@ class NcclGroups:
                 "vLLM in the trainer's environment finds no NCCL library: set VLLM_NCCL_SO_PATH, unset "
                 "VLLM_DISABLE_PYNCCL, or leave out `engine.transfer`"
             )
-        self._groups[engine] = _Group(made[0], torch.cuda.Stream(device) if device.type == "cuda" else None)
+        if device.type == "cuda" and engine not in self._streams:  # torch has 32: an engine that is restarted keeps it
+            self._streams[engine] = torch.cuda.Stream(device)
+        self._groups[engine] = _Group(made[0], self._streams.get(engine))
 
     def broadcast(
         self, engines: Mapping[str, Mapping[str, torch.dtype]], tensors: Iterable[tuple[str, Tensor]]
@@ -101,7 +104,7 @@ class NcclGroups:
             for name, tensor in tensors:
                 taking = [engine for engine in engines if engine not in refused]
                 dtypes = [engines[engine][name] for engine in taking]
-                served = {dtype: tensor.to(dtype).contiguous() for dtype in dtypes}
+                served = {dtype: tensor.to(dtype).contiguous() for dtype in {*dtypes}}
                 # which waits until the GPU has computed them: they are sent on other streams
                 sums = {dtype: checksum(one) for dtype, one in served.items()}
                 reasons = threads.map(self._why_not_taken, taking, [served[dtype] for dtype in dtypes])

@@ -23,12 +23,15 @@ class ScriptedRanks:
         self.passes: list[list[str]] = []
         self.error: Exception | None = None
         self.refuse: set[str] = set()
+        self.may_end = asyncio.Event()
+        self.may_end.set()
 
     async def call(self, method: str, *arguments: Any, patient: bool = False) -> list[Any]:
         await asyncio.sleep(0)
         if method != "broadcast":
             return [None]
         self.passes.append(sorted(arguments[0]))
+        await self.may_end.wait()
         if self.error is not None:
             raise self.error
         refusal = EngineError("it did not take them")
@@ -74,6 +77,20 @@ async def test_one_that_does_not_come_is_not_waited_for_for_long(
     assert scripted(tensors).passes == [["a", "c"], ["b"]]
 
 
+async def test_all_that_come_while_a_pass_runs_share_the_next(
+    tensors: GatheredTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathered, "_TOGETHER_S", 0.01)
+    scripted(tensors).may_end.clear()
+    sending = []
+    for engine in ("a", "b", "c"):
+        sending.append(asyncio.create_task(tensors.broadcast(engine, DTYPES)))
+        await asyncio.sleep(0.1)
+    scripted(tensors).may_end.set()
+    await asyncio.gather(*sending)
+    assert scripted(tensors).passes == [["a"], ["b", "c"]]
+
+
 async def test_one_that_took_no_weights_is_not_waited_for_until_it_has_joined_again(tensors: GatheredTensors) -> None:
     ranks = scripted(tensors)
     ranks.refuse = {"b"}
@@ -92,7 +109,11 @@ async def test_one_that_gives_up_is_sent_nothing(tensors: GatheredTensors, monke
     await asyncio.sleep(0)
     gone.cancel()
     assert await publish(tensors, "a") == [Sent({}, 0)]
-    assert scripted(tensors).passes == [["a"]] and gone.cancelled()
+    alone = asyncio.create_task(tensors.broadcast("b", DTYPES))
+    await asyncio.sleep(0)
+    alone.cancel()
+    await asyncio.sleep(0.2)
+    assert scripted(tensors).passes == [["a"]] and gone.cancelled() and alone.cancelled()
 
 
 async def test_all_are_told_that_the_ranks_are_lost(tensors: GatheredTensors) -> None:

@@ -33,8 +33,9 @@ class GatheredTensors:
         self._joined: set[str] = set()
         self._waiting: dict[str, _Waiting] = {}
         self._all_wait = asyncio.Event()
-        self._broadcasting: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None
         """The next broadcast, until it begins."""
+        self._one_at_a_time = asyncio.Lock()
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name in _wait(self._loop, self.shapes()):
@@ -62,8 +63,8 @@ class GatheredTensors:
         waiting = self._waiting[engine] = _Waiting(dtypes, self._loop.create_future())
         if self._joined <= self._waiting.keys():
             self._all_wait.set()
-        if self._broadcasting is None:
-            self._broadcasting = start_background(self._broadcast(), "a broadcast of weights")
+        if self._next is None:
+            self._next = start_background(self._broadcast(), "a broadcast of weights")
         try:
             return await waiting.sent
         except EngineError:
@@ -75,14 +76,10 @@ class GatheredTensors:
 
     async def _broadcast(self) -> None:
         await wait_set(self._all_wait, _TOGETHER_S)
-        taking, self._waiting, self._broadcasting = self._waiting, {}, None
-        self._all_wait.clear()
-        engines = {engine: one.dtypes for engine, one in taking.items()}
-        ends: Mapping[str, Sent | Exception]
-        try:
-            ends = await self._call("broadcast", engines, self._merged)
-        except Exception as error:
-            ends = dict.fromkeys(engines, error)
+        async with self._one_at_a_time:  # all that come while one runs share the next
+            taking, self._waiting, self._next = self._waiting, {}, None
+            self._all_wait.clear()
+            ends = await self._send_to({engine: one.dtypes for engine, one in taking.items()})
         for engine, one in taking.items():
             if one.sent.done():  # nobody waits any more
                 continue
@@ -90,6 +87,15 @@ class GatheredTensors:
                 one.sent.set_exception(end)
             else:
                 one.sent.set_result(end)
+
+    async def _send_to(self, engines: Mapping[str, Mapping[str, torch.dtype]]) -> Mapping[str, Sent | Exception]:
+        if not engines:  # all have given up
+            return {}
+        try:
+            ends: Mapping[str, Sent | EngineError] = await self._call("broadcast", engines, self._merged)
+            return ends
+        except Exception as error:
+            return dict.fromkeys(engines, error)
 
     async def _call(self, method: str, *arguments: Any, patient: bool = False) -> Any:
         """Return what rank 0 returns."""
