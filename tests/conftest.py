@@ -38,7 +38,6 @@ _LONGEST_FILES = (
     "client/runners/test_supervisor.py",
     "local/test_train.py",
     "learner/ranks/test_learner.py",
-    "learner/ranks/test_broadcast.py",
     "local/test_kill.py",
     "test_faults.py",
     "client/runners/test_command_host.py",

@@ -40,6 +40,7 @@ _IMPORTS = {
         "google.genai",
         "ray",
         "hypothesis.stateful",
+        "torch._dynamo.testing",
         "leyden.server.serve",
     ],
 }

@@ -1,7 +1,6 @@
 """Trains a small policy alone or as one of two ranks, in processes that can import this and no test."""
 
 from collections.abc import Callable
-from pathlib import Path
 from unittest.mock import patch
 
 import torch
@@ -48,8 +47,8 @@ def train(with_peers: Peers, own: Callable[[int], bool]) -> tuple[list[float], d
     return numbers, {name: each.detach() for name, each in whole.items()}, sharded
 
 
-def train_as(rank: int, meeting: Path, keeps_whole: bool) -> tuple[list[float], dict[str, torch.Tensor], bool, int]:
-    """Train as one of several ranks; return as well how often weights were gathered."""
+def train_as(rank: int, meeting: str, keeps_whole: bool, found: str) -> None:
+    """Train as one of several ranks; write what was found to a file, and how often weights were gathered."""
     torch.set_num_threads(1)
     gather = "foreach_all_gather"
     with (
@@ -57,9 +56,9 @@ def train_as(rank: int, meeting: Path, keeps_whole: bool) -> tuple[list[float], 
         patch.object(peers, "keeps_whole", lambda size: keeps_whole),
         patch.object(_fsdp_param_group, gather, wraps=getattr(_fsdp_param_group, gather)) as gathered,
     ):
-        own = RankPeers(World(rank, RANKS, str(meeting), 60.0, "127.0.0.1"), torch.device("cpu"))
+        own = RankPeers(World(rank, RANKS, meeting, 60.0, "127.0.0.1"), torch.device("cpu"))
         try:
             numbers, weights, sharded = train(own, lambda number: (number % 3 == 0) == (rank == 0))
         finally:
             torch.distributed.destroy_process_group()
-    return numbers, weights, all(sharded), gathered.call_count
+    torch.save((numbers, weights, all(sharded), gathered.call_count), found)

@@ -20,6 +20,7 @@ def test_each_fault_once_and_the_accounts_are_exact(tmp_path: Path) -> None:
     assert accounts == chaos.Accounts(kills=len(faults))
 
 
+@pytest.mark.slow
 def test_a_store_that_acknowledges_before_it_commits_shows_losses(tmp_path: Path) -> None:
     launcher = ROOT / "tests" / "early_acknowledging_server.py"
     accounts = chaos.run(tmp_path, ["server"] * 4, training=0, seed=1, launcher=launcher)

@@ -1,4 +1,4 @@
-"""Two and three ranks compute what one process does: losses, gradients, weights, checkpoints.
+"""Two and three ranks compute what one process does: losses, gradients, weights, checkpoints. Engines get the weights.
 
 One set of processes serves all cases of a size, because each takes seconds to start.
 """
@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from broadcasts import check_broadcasts
 from msgspec.structs import replace
+from receiving_vllm import broadcasting_over_tcp
 from smallpolicy import some_samples
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
@@ -78,6 +81,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
     return ModelSource("neox", folder)
 
 
+@pytest.fixture
+def over_tcp() -> Iterator[None]:
+    """Sockets in the place of NCCL."""
+    with broadcasting_over_tcp():
+        yield
+
+
 def alone(config: Config, source: ModelSource, run: Path) -> LocalLearner:
     """The learner in this process."""
     torch.manual_seed(config.seed)
@@ -88,9 +98,11 @@ def alone(config: Config, source: ModelSource, run: Path) -> LocalLearner:
     return LocalLearner({config.policy: TrainedPolicy(policy, objective_of(config), checkpoints)})
 
 
-async def ranked(ranks: RankProcesses, config: Config, source: ModelSource, run: Path) -> RankedLearner:
+async def ranked(
+    ranks: RankProcesses, config: Config, source: ModelSource, run: Path, dtype: str = "float64"
+) -> RankedLearner:
     algorithm = algorithm_of(config)
-    setup = RankSetup(config, source, "float64", algorithm.critic, algorithm.reference)
+    setup = RankSetup(config, source, dtype, algorithm.critic, algorithm.reference)
     learner = RankedLearner(ranks, setup, Checkpoints(run, config.policy, source, config.checkpoints))
     assert await learner.start() is None
     return learner
@@ -151,11 +163,15 @@ async def assert_same_gradients(ranks: RankProcesses, plain: LocalLearner, confi
 
 
 async def test_ranks_learn_what_one_process_does_and_say_which_of_them_is_lost(
-    source: ModelSource, tmp_path: Path
+    source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over_tcp: None
 ) -> None:
-    # one that waits for weights must not keep ranks from sending them
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     async with RankProcesses(2, tmp_path, timeout_s=60) as two, RankProcesses(3, tmp_path, timeout_s=15) as three:
+        config = config_of()
+        serving = await ranked(three, config, source, tmp_path / "run", dtype="float32")
+        served = read_model(source.folder, torch.float32)
+        await check_broadcasts(three, serving.weights(config.policy), served, monkeypatch)
+        # one that waits for weights must not keep ranks from sending them
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         for name, config in CASES.items():
             with alone(config, source, tmp_path / "alone") as plain:
                 expected = await train(plain, config)

@@ -206,6 +206,7 @@ def test_a_run_of_two_policies_is_watched_by_policy(page: Any, filled: ServerPro
     page.goto("/compare?runs=calc,pair")
     page.wait_for_selector(READY)
     page.locator("summary:has-text('training')").click()
+    page.wait_for_selector("[data-chart='training/entropy'] .key")
     keys = page.locator("[data-chart='training/entropy'] .key").all_inner_texts()
     assert keys == ["calc", "pair: writer", "pair: checker"]
     page.goto("/runs/calc")
