@@ -82,6 +82,11 @@ class RunCard(Struct, frozen=True):
     policies: dict[str, int] = {}
     """The policies that it trains, each with the newest version of its weights."""
 
+    @property
+    def progress(self) -> str:
+        """The step of how many."""
+        return f"{self.step}/{self.steps}" if self.steps else str(self.step)
+
 
 class CheckpointView(Struct, frozen=True):
     """A checkpoint of a policy."""

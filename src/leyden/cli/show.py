@@ -73,14 +73,15 @@ async def _runs(options: argparse.Namespace) -> None:
         database = "the database that --store or LEYDEN_STORE names" if options.store else options.home.absolute()
         console.print(f"no runs yet in {options.server or database}", soft_wrap=True)
         return
-    columns = ("run", "started", "step", "groups", "calls", "tokens", "reward", "of", "best", "size", "rollouts")
-    table = Table(*columns, box=box.SIMPLE, pad_edge=False)
+    columns = "run started state step groups calls tokens reward of best size rollouts"
+    table = Table(*columns.split(), box=box.SIMPLE, pad_edge=False)
     for one, size in zip(found, sizes, strict=True):
         run, card = one.summary, one.card
         table.add_row(
             run.id,
             _time(run.created),
-            "-" if card is None or not card.step else str(card.step),
+            "-" if card is None else card.state,
+            "-" if card is None else card.progress,
             _groups(run),
             str(run.calls),
             str(run.tokens),

@@ -111,7 +111,7 @@ def _table(view: TopView) -> Table:
         table.add_row(
             card.id,
             card.state,
-            f"{card.step}/{card.steps}" if card.steps else str(card.step),
+            card.progress,
             with_error(card.reward, card.error),
             f"{card.counted} {card.measured}" if card.counted else "-",
             best,

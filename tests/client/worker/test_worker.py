@@ -7,8 +7,10 @@ from pathlib import Path
 import psutil
 import pytest
 from modelserving import eventually
-from worker_harness import WorkerHarness, gone, hosts_of, kill
+from worker_harness import AGENTS, WorkerHarness, gone, hosts_of, kill
 
+from leyden.client.worker.options import WorkerOptions
+from leyden.client.worker.worker import work
 from leyden.outcomes import Ending
 from leyden.server.control.keys import KeyKind
 from leyden.user_code.loading import reference_to
@@ -284,3 +286,16 @@ async def test_a_file_of_the_user_replaces_no_module_that_leyden_needs_to_start(
     await harness.queue("g", {})
     with harness.worker("agent.py:solve", reward="reward.py:reward", base=str(agents)):
         assert (await harness.episode("g")).final_reward(0.0) == 1.0
+
+
+async def test_a_worker_whose_run_asks_for_nothing_says_so(
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("leyden.client.worker.worker._PATIENCE_S", 0.2)
+    await harness.open()
+    options = WorkerOptions(server=harness.server.url, run="r", agent="moody.py:act", base=str(AGENTS), grace_s=0.0)
+    stop, key = asyncio.Event(), harness.server.service.keyring.create(KeyKind.WORKER, 600, run="r")[0]
+    working = asyncio.create_task(work(options, key, stop))
+    await eventually(lambda: "run r does not ask for rollouts yet; is it being trained?" in caplog.text)
+    stop.set()
+    await working

@@ -19,6 +19,8 @@ class Heartbeat:
         self._moved = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self.any_tracked = asyncio.Event()
+        """Set when the first attempt is tracked."""
 
     def tracked(self) -> list[ActiveAttempt]:
         """Return the attempts that are kept alive now."""
@@ -28,6 +30,7 @@ class Heartbeat:
         """Keep an attempt alive from now on."""
         self._attempts[active.id] = active
         self._idle.clear()
+        self.any_tracked.set()
         self._schedule(active.lease.lease_s / 3)
 
     def untrack(self, active: ActiveAttempt) -> None:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from leyden.api.client import RemoteError, RetryingRemote
 from leyden.api.wire import FinishRequest
+from leyden.background import wait_set
 from leyden.client.host_protocol import HostSetup
 from leyden.client.isolation.options import IsolationOptions
 from leyden.client.isolation.running import Isolation, IsolationRequest, running_isolation
@@ -33,6 +34,8 @@ from leyden.user_code.loading import AgentKind, LoadError, kind_of, read_command
 
 _log = logging.getLogger("leyden.worker")
 _GIVE_BACK_TIMEOUT_S = 5.0
+_PATIENCE_S = 60.0
+"""How long a worker waits for its first rollout before it says so."""
 _PYTHON_PROBE = "import os, sys; import leyden.client.host.main; os.listdir(sys.argv[1])"
 _COMMAND_PROBE = 'test -x "$0" || { echo "$0 cannot be run" >&2; exit 1; }; ls "$1" > /dev/null'
 """Run under the chosen isolation: an agent needs its program and its folder."""
@@ -83,6 +86,7 @@ async def _work(
             ]
             running = [tasks.create_task(loop.run()) for loop in lease_loops]
             running += [tasks.create_task(heartbeat.run()), tasks.create_task(use_reports.run())]
+            running.append(tasks.create_task(_say_if_nothing_comes(heartbeat, options.run)))
             if reward is not None and reward.takes_group:
                 scorer = GroupScorer(client, reward, services, options.name, options.run, options.concurrency)
                 running.append(tasks.create_task(scorer.work()))
@@ -96,6 +100,13 @@ async def _work(
                 task.cancel()
     finally:
         await _give_back(heartbeat, reporter)
+
+
+async def _say_if_nothing_comes(heartbeat: Heartbeat, run: str | None) -> None:
+    """Say once that there is nothing to do: a run that nobody trains asks for no rollouts."""
+    if not await wait_set(heartbeat.any_tracked, _PATIENCE_S):
+        asked = "no run asks" if run is None else f"run {run} does not ask"
+        _log.warning("nothing to do for %.0f s: %s for rollouts yet; is it being trained?", _PATIENCE_S, asked)
 
 
 async def _withdraw(client: RetryingRemote, worker: str) -> None:
