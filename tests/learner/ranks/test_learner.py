@@ -18,9 +18,12 @@ import psutil
 import pytest
 import torch
 from broadcasts import check_broadcasts
+from forked_commands import start_command
+from modelserving import eventually
 from msgspec.structs import replace
 from receiving_vllm import broadcasting_over_tcp
 from smallpolicy import some_samples
+from torch.distributed import TCPStore
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from leyden.config import AdapterConfig, AlgorithmConfig, Config, ConfigError, TrainingConfig
@@ -33,6 +36,7 @@ from leyden.learner.objective import objective_of
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import Learner, OldLogprobs, TrainerState, Update, UpdateMetrics
 from leyden.learner.ranks import processes
+from leyden.learner.ranks.launch import LaunchedProcess
 from leyden.learner.ranks.learner import RankedLearner
 from leyden.learner.ranks.messages import RankSetup
 from leyden.learner.ranks.processes import RankProcesses
@@ -86,6 +90,14 @@ def over_tcp() -> Iterator[None]:
     """Sockets in the place of NCCL."""
     with broadcasting_over_tcp():
         yield
+
+
+def launched(size: int, store: TCPStore) -> LaunchedProcess:
+    """The first of some processes that torchrun has started. The others, which join it, are forks: none imports."""
+    processes = [LaunchedProcess(rank, size, "127.0.0.1", store.port) for rank in range(size)]
+    for one in processes[1:]:
+        start_command("-c", f"from leyden.learner.ranks.launch import *; join({one!r})")
+    return processes[0]
 
 
 def alone(config: Config, source: ModelSource, run: Path) -> LocalLearner:
@@ -165,7 +177,9 @@ async def assert_same_gradients(ranks: RankProcesses, plain: LocalLearner, confi
 async def test_ranks_learn_what_one_process_does_and_say_which_of_them_is_lost(
     source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over_tcp: None
 ) -> None:
-    async with RankProcesses(2, tmp_path, timeout_s=60) as two, RankProcesses(3, tmp_path, timeout_s=15) as three:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    others = RankProcesses(3, tmp_path, timeout_s=15, launch=launched(3, store))
+    async with RankProcesses(2, tmp_path, timeout_s=60) as two, others as three:
         config = config_of()
         serving = await ranked(three, config, source, tmp_path / "run", dtype="float32")
         served = read_model(source.folder, torch.float32)
@@ -193,10 +207,10 @@ async def test_ranks_learn_what_one_process_does_and_say_which_of_them_is_lost(
         assert sorted(folder.name for folder in (tmp_path / "run").iterdir()) == ["step-3", "step-6"]
         with pytest.raises(RankLost, match="rank 1 ended"):
             await two.wait_failed()
-        os.kill(three.pids[2], signal.SIGSTOP)
-        with pytest.raises(RankLost, match="of 3 training processes, rank 2 hangs: it has not answered for 15 s"):
+        os.kill(three.pids[0], signal.SIGSTOP)
+        with pytest.raises(RankLost, match="of 3 training processes, rank 0 hangs: it has not answered for 15 s"):
             await train(of_three, config)
-    assert not any(map(psutil.pid_exists, (*two.pids, *three.pids)))
+    await eventually(lambda: not any(map(psutil.pid_exists, (*two.pids, *three.pids))))
 
 
 async def check_checkpoints(
