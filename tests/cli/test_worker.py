@@ -7,8 +7,11 @@ import pytest
 from forked_commands import start_command
 from serving import ServerProcess
 
+from leyden.api.wire import FinishRequest
 from leyden.cli import main, worker
 from leyden.client.worker.options import WorkerOptions
+from leyden.outcomes import Ending, Outcome
+from leyden.records import final_rewards
 from leyden.server.control.keys import KeyKind
 
 
@@ -51,6 +54,16 @@ def test_a_worker_says_once_that_its_run_does_not_exist(tmp_path: Path) -> None:
     assert lines[1].startswith(f"waiting for run mine, which the server at {server.url} does not have: start its")
     assert "run=NAME" in lines[1]
     assert rest.splitlines() == ["stopped: 0 attempts"]
+
+
+def test_an_attempt_counts_once_with_its_weighted_parts_and_failures_as_they_are_trained() -> None:
+    progress = worker.WorkerProgress(failure_reward=-1.0)
+    parts = tuple(final_rewards("r", {"right": 1.0, "short": 0.5}, "reward", {"short": 2.0}))
+    progress.count(FinishRequest(Outcome(Ending.SUCCEEDED), rewards=parts))
+    progress.count(FinishRequest(Outcome(Ending.AGENT_ERROR)))
+    progress.count(FinishRequest(Outcome(Ending.LOST)))
+    progress.close()
+    assert str(progress) == "3 attempts: 1 succeeded, 1 agent error, 1 lost, mean reward 0.500"
 
 
 def test_the_old_name_of_processes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from leyden.config import ConfigError
 from leyden.local.notes import print_note, stderr_console
 from leyden.local.worker_process import worker_options
 from leyden.orchestrator.report.progress_line import ProgressLine
+from leyden.outcomes import MEANING
 from leyden.process.ray_cluster import ClusterError, connected
 from leyden.records import RewardKind
 
@@ -45,8 +46,8 @@ def add_worker(command: argparse.ArgumentParser) -> None:
 class WorkerProgress:
     """Counts the attempts that a worker has reported, and shows them in one line on a terminal."""
 
-    def __init__(self) -> None:
-        self._line = ProgressLine(stderr_console())
+    def __init__(self, failure_reward: float) -> None:
+        self._line, self._failure_reward = ProgressLine(stderr_console()), failure_reward
         self._endings: Counter[str] = Counter()
         self._rewards: list[float] = []
         self._line.show(str(self))
@@ -54,7 +55,10 @@ class WorkerProgress:
     def count(self, report: FinishRequest) -> None:
         """Count an attempt."""
         self._endings[report.outcome.ending.replace("_", " ")] += 1
-        self._rewards += [reward.value for reward in report.rewards if reward.kind is RewardKind.FINAL]
+        if MEANING[report.outcome.ending].reward == "failure_reward":
+            self._rewards.append(self._failure_reward)
+        elif parts := [one.weight * one.value for one in report.rewards if one.kind is RewardKind.FINAL]:
+            self._rewards.append(sum(parts))
         self._line.show(str(self))
 
     def close(self) -> None:
@@ -89,7 +93,7 @@ async def _run(options: argparse.Namespace) -> None:
 
 
 async def _work_here(worker: WorkerOptions, run: str, key: str) -> None:
-    stop, progress = stop_signal(), WorkerProgress()
+    stop, progress = stop_signal(), WorkerProgress(worker.rollout.failure_reward)
     print_note(f"working for run {run} at {worker.server}: up to {worker.concurrency} rollouts at once")
     try:
         await work(worker, key, stop, progress.count)
