@@ -43,7 +43,7 @@ async def _demo(options: argparse.Namespace) -> None:
     console.print(f"Training [bold]{FOLDER.name}/agent.py[/] on spark. Its own code is not touched.\n", highlight=False)
     options.settings = [f"run={RUN}", *options.settings]
     trained = await train(configuration(options), restart=True)
-    if trained.after is None:
+    if trained.step < trained.steps or trained.after is None:
         console.print(f"stopped at step {trained.step} of {trained.steps}: leyden demo starts anew", highlight=False)
         return
     options.settings.append("agent=agent.py:solve_greedily")
