@@ -119,6 +119,9 @@ def test_a_crew_and_programs_are_recognised(tmp_path: Path) -> None:
     (tmp_path / "two.py").write_text("def ask(question): ...\ndef clean(text): ...\n")
     with pytest.raises(ConfigError, match=r"may take a task \(ask, clean\): call the agent `solve`"):
         recognise(tmp_path / "two.py")
+    (tmp_path / "pick.py").write_text("class Pick:\n    async def __call__(self, task): return task['text']\n")
+    found = recognise(tmp_path / "pick.py")
+    assert (found.name, found.question, found.takes_text) == ("Pick", "text", False)
     (tmp_path / "empty.py").write_text("x = 1\n")
     with pytest.raises(ConfigError, match="has no function that takes a task"):
         recognise(tmp_path / "empty.py")

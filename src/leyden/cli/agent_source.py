@@ -77,6 +77,10 @@ def recognise(path: Path) -> AgentSource:
     if functions:
         names = ", ".join(function.name for function in functions)
         raise ConfigError(f"{path} has several functions that may take a task ({names}): call the agent `solve`")
+    if (found := _callable_class(tree)) is not None:
+        name, call = found
+        keys = _keys_read(call, call.args.args[1].arg)
+        return AgentSource(framework, name, True, question=keys[0] if keys else "question", base_url=base_url)
     raise ConfigError(f"{path} has no function that takes a task: write one, such as `def solve(task): ...`")
 
 
@@ -121,6 +125,18 @@ def _functions_of_one(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunct
         if len(node.args.args) - len(node.args.defaults) <= 1 <= len(node.args.args)
         if not node.decorator_list
     ]
+
+
+def _callable_class(tree: ast.Module) -> tuple[str, ast.FunctionDef | ast.AsyncFunctionDef] | None:
+    """Return the name of the first public class whose instances are called with a task, and that method."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            methods = [one for one in node.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+            for one in methods:
+                needed = len(one.args.args) - len(one.args.defaults)
+                if one.name == "__call__" and needed <= 2 <= len(one.args.args):
+                    return node.name, one
+    return None
 
 
 def _is_text(parameter: ast.arg, keys: list[str]) -> bool:
