@@ -144,11 +144,9 @@ class Watched:
         return await policy_series(self._source_of[card.id], card.id, card, names)
 
     async def fleet(self) -> Fleet | None:
-        """Return workers, queues and engines of all stores that have one now, or of the last one that had."""
+        """Return workers, queues and engines of all stores; None if there is no store."""
         found = [await source.fleet() for source in self._sources]
-        if active := [fleet for fleet in found if fleet.has_worker() or fleet.engines]:
-            return join_fleets(active[0], active[1:])
-        return max(found, key=lambda fleet: (fleet.running, fleet.ended, len(fleet.workers)), default=None)
+        return join_fleets(found[0], found[1:]) if found else None
 
 
 @asynccontextmanager
