@@ -12,7 +12,7 @@ from leyden.config import read_config
 from leyden.episodes import Episode
 from leyden.local.dev import summarise
 from leyden.outcomes import Ending, Outcome
-from leyden.records import Call, Reward, RewardKind
+from leyden.records import Call, Reward, RewardKind, final_rewards
 
 
 def said(name: str, asked: str, answered: str, **fields: object) -> Call:
@@ -41,6 +41,13 @@ def test_every_conversation_is_shown_once_with_its_role() -> None:
 
 def test_one_conversation_without_a_role_needs_no_title() -> None:
     assert "conversation" not in transcript(episode(0, 1.0, [said("only", "hello", "hi")]), 0.0)
+
+
+def test_a_reward_in_parts_is_their_sum_with_their_names() -> None:
+    parts = {"right": 1.0, "short": 0.25}
+    shown = episode(0, None, [said("only", "hello", "hi")], Ending.SUCCEEDED)
+    shown = replace(shown, rewards=tuple(final_rewards("r", parts, "reward", {"short": 2.0})))
+    assert transcript(shown, 0.0).endswith("reward[/] 1.5 (right 1, short 0.25)  (succeeded)")
 
 
 def test_a_failure_has_the_reward_that_counted() -> None:

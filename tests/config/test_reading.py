@@ -36,7 +36,7 @@ def test_a_file_names_the_run_and_is_where_its_files_are(tmp_path: Path) -> None
         ('tasks = "t"\nagent = 3\n', "/calc.toml:2: `agent`: expected text, got a whole number"),
         ("[training]\nsteps = -1\n", "/calc.toml:2: `training.steps`: expected a whole number >= 0"),
         ("[training]\nmin_group = 20\n", "/calc.toml:2: `training.min_group` is 20, more than"),
-        ("[training]\ngroup_size = 1\n", "(1): set `training.min_group = 1`"),
+        ("[training]\ngroup_size = 1\n", "(1): set `training.min_group = 1` at the most, or raise"),
         ("[workers]\nprocesses = 4\nconcurrency = 2\n", "/calc.toml:3: `workers.concurrency` is 2, less than"),
         ("[sampling]\ntop_p = 0.9\n", "set `training.allow_biased_sampling = true`"),
         ("[algorithm]\ncorrection_low = 3.0\n", "/calc.toml:2: `algorithm.correction_low` is 3.0, more than"),
@@ -172,6 +172,15 @@ def test_a_section_that_may_be_left_out_is_switched_on_with_its_defaults_and_off
     document = {"run": "r", "agent": "a", "tasks": "t", "training": {"lora": {"rank": 4}}}
     for setting, lora in (("true", AdapterConfig()), ("false", None)):
         assert read_config(override(document, [f"training.lora={setting}"])).training.lora == lora
+
+
+def test_settings_may_repair_keys_that_do_not_go_together(tmp_path: Path) -> None:
+    file = tmp_path / "calc.toml"
+    file.write_text('agent = "a"\ntasks = "t"\n[training]\ngroup_size = 1\n')
+    assert read_config(read_file(file, ["training.group_size=4"])).training.group_size == 4
+    for settings in ([], ["training.steps=3"]):
+        with pytest.raises(ConfigError, match=r"calc\.toml.*: `training.min_group` is 2, more than"):
+            read_file(file, settings)
 
 
 def test_a_python_file_is_no_configuration(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_settings_that_do_nothing_or_name_nothing_are_reported(tmp_path: Path) -
     assert done.returncode == 1
     assert '`algorithm.gamma` does nothing with `credit = "identical"`' in done.stderr
     assert re.search(r"a step takes 9 tasks and there are \d+: some come twice", done.stderr)
-    assert "calls had the roles none; `training.roles` names those that are trained on. A call has the" in done.stderr
+    assert "calls had the roles (none); `training.roles` names those that are trained on. A call has the" in done.stderr
     assert install_command("trace") in done.stderr and "`[roles]`" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -99,9 +99,13 @@ def _rewards(episode: Episode, failure_reward: float) -> str:
     if outcome is None:
         return "none  (unfinished)"
     failed = MEANING[outcome.ending].reward == "failure_reward"
-    given = [f"{r.value:g}" for r in episode.effective_rewards if not failed or r.kind is not RewardKind.FINAL]
+    given = [f"{r.value:g}" for r in episode.effective_rewards if r.kind is not RewardKind.FINAL]
+    final = episode.final_reward(failure_reward)
     if failed:
         given.append(f"{failure_reward:g} (failure_reward)")
+    elif final is not None:
+        parts = ", ".join(f"{name} {value:g}" for name, value in episode.reward_parts.items())
+        given.append(f"{final:g}{f' ({parts})' if parts else ''}")
     return f"{', '.join(given) or 'none'}  ({outcome.ending})"
 
 

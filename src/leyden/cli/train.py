@@ -16,7 +16,7 @@ from rich.markup import escape
 from leyden.cli.arguments import integer, run_name
 from leyden.cli.dev import format_counts, print_report
 from leyden.cli.printing import plural, print_json, stdout_console
-from leyden.config import Config, ConfigError, override, read_config, read_file
+from leyden.config import Config, ConfigError, read_config, read_file
 from leyden.documentation import page
 from leyden.estimates import with_error
 from leyden.extras import install_command
@@ -107,7 +107,7 @@ def add_settings(command: argparse.ArgumentParser) -> None:
 
 def configuration(options: argparse.Namespace) -> Config:
     """Read the configuration of a command, with its overrides."""
-    document = override(read_file(options.config), map(from_here, options.settings))
+    document = read_file(options.config, [*map(from_here, options.settings)])
     document.setdefault("home", str(options.home))
     return read_config(document)
 
@@ -289,6 +289,10 @@ async def _dev(options: argparse.Namespace) -> None:
 
             raise ConfigError(no_calls(first if report.failures else None))
         why = f": {first}" if first else ""
+        if any("role not selected" in reason for reason in report.left_out):
+            from leyden.orchestrator.health.nothing_to_learn import no_such_roles
+
+            why = f": {no_such_roles(report.roles)}"
         raise ConfigError(f"no call can be trained on ({format_counts(report.left_out)}){why}")
     if Ending.SUCCEEDED not in report.outcomes:
         raise ConfigError(f"no rollout succeeded; {count} of {report.rollouts} ended with: {first}")

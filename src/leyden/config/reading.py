@@ -3,7 +3,7 @@
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin
@@ -35,8 +35,8 @@ def near_file(path: Path, pattern: str = "*") -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def read_file(path: Path) -> Document:
-    """Read a TOML file. `run` defaults to the file's name, `base` to its folder."""
+def read_file(path: Path, settings: Sequence[str] = ()) -> Document:
+    """Read a TOML file, with settings on top. `run` defaults to the file's name, `base` to its folder."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -52,16 +52,27 @@ def read_file(path: Path) -> Document:
         hint = ": text stands in quotes" if "Invalid value" in str(error) else ""
         message = _TWICE.sub(lambda found: f"[{'.'.join(re.findall(_QUOTED, found[1]))}] is there twice", str(error))
         raise ConfigError(f"{path}: {message}{hint}") from error
+    whole = {"run": path.stem, "agent": "", "tasks": "", **document}
     try:
-        read_config({"run": path.stem, "agent": "", "tasks": "", **document})
+        read_config(whole)
     except ConfigError as error:  # raised again with the line
         key = re.match(r"`([^`]+)`", str(error))
         line = _line_of(text, key[1]) if key else None
-        raise ConfigError(f"{path}{f':{line}' if line else ''}: {error}") from error
+        if not settings or not _is_right(whole, settings):
+            raise ConfigError(f"{path}{f':{line}' if line else ''}: {error}") from error
     base = path.absolute().parent
     if isinstance(document.get("home"), str) and "base" not in document:
         document["home"] = str(base / document["home"])
-    return {"run": path.stem, "base": str(base), **document}
+    return override({"run": path.stem, "base": str(base), **document}, settings)
+
+
+def _is_right(document: Document, settings: Sequence[str]) -> bool:
+    """Whether a document is a configuration with these settings on top of it."""
+    try:
+        read_config(override(document, settings))
+    except ConfigError:
+        return False
+    return True
 
 
 def override(document: Document, settings: Iterable[str]) -> Document:

@@ -639,7 +639,8 @@ class Config(_Section, frozen=True):
         if training.min_group > training.group_size:
             raise ValueError(
                 f"`training.min_group` is {training.min_group}, more than `training.group_size` "
-                f"({training.group_size}): set `training.min_group = {training.group_size}` at the most"
+                f"({training.group_size}): set `training.min_group = {training.group_size}` at the most, or raise "
+                "`training.group_size`"
             )
         if training.task_order == "by_difficulty" and training.group_size < 2:
             raise ValueError(

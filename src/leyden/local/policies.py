@@ -40,14 +40,14 @@ class LocalPolicy(Struct, frozen=True):
         return self.config.policy
 
 
-def load_policy(config: Config, runs: Sequence[str] = ()) -> LocalPolicy:
+def load_policy(config: Config, runs: Sequence[str] | None = None) -> LocalPolicy:
     """Load a policy that is not trained, whose configuration this is; `runs` may have been meant by its model."""
     source = find_model(config.model, config.base, runs)
     check_tokenizer(source)
     return LocalPolicy(config, source, load_model(source, config.engine.dtype))
 
 
-def load_policies(config: Config, runs: Sequence[str] = ()) -> list[LocalPolicy]:
+def load_policies(config: Config, runs: Sequence[str] | None = None) -> list[LocalPolicy]:
     """Load all policies of a run that is not trained."""
     return [load_policy(own, runs) for own in policy_configs(config).values()]
 

@@ -39,10 +39,10 @@ def find_local_model(name: str, base: str) -> ModelSource | None:
     return None
 
 
-def find_model(name: str, base: str, runs: Sequence[str] = ()) -> ModelSource:
+def find_model(name: str, base: str, runs: Sequence[str] | None = None) -> ModelSource:
     """Find a model by name: a bundled one, a folder, or on Hugging Face, from where it is downloaded.
 
-    `runs` are names that may have been meant, too.
+    `runs` are names that may have been meant, too, if any are possible here.
     """
     if (found := find_local_model(name, base)) is not None:
         return found
@@ -54,9 +54,10 @@ def find_model(name: str, base: str, runs: Sequence[str] = ()) -> ModelSource:
         )
     except Exception as error:  # of many kinds: no such name, no network, no access
         reason = str(error).splitlines()[0].removeprefix("Got: ")[:160]
-        near = difflib.get_close_matches(name, [*BUNDLED, *runs], 1)
+        near = difflib.get_close_matches(name, [*BUNDLED, *(runs or ())], 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
+        of_runs = "" if runs is None else " nor a run" if runs else " nor a run (there is none: see --home)"
         raise ConfigError(
-            f"`model`: {name!r} is neither bundled ({', '.join(BUNDLED)}) nor a folder{' nor a run' if runs else ''}, "
+            f"`model`: {name!r} is neither bundled ({', '.join(BUNDLED)}) nor a folder{of_runs}, "
             f"and cannot be downloaded from Hugging Face{hint}: {reason}"
         ) from error

@@ -101,7 +101,7 @@ async def open_server(
             gc.freeze()  # imported modules live as long as the server, so collections need not scan them
             gc.set_threshold(_GC_THRESHOLD)
             sys.setswitchinterval(_SWITCH_S)
-            link = f"{url}/signin#key={keyring.create(KeyKind.VIEWER, _MONTH)[0]}"
+            link = f"{service.url}/signin#key={keyring.create(KeyKind.VIEWER, _MONTH)[0]}"
             server = Server(service, RunningServer(url, service.url, store.database.name, str(admin_key), link))
             await server.listen(listener)
             try:

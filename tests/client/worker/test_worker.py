@@ -169,7 +169,7 @@ async def test_a_time_limit_ends_tasks_and_threads_at_once(harness: WorkerHarnes
         thread, following = await harness.episode("thread"), await harness.episode("next")
     for late in (task, thread):
         assert late.attempt.outcome and late.attempt.outcome.ending is Ending.TIMEOUT
-        assert late.attempt.outcome.message == "the agent took longer than 3 s"
+        assert late.attempt.outcome.message == "the agent took longer than 3 s (`rollout.time_limit_s`)"
         assert late.attempt.ended and late.attempt.ended - late.attempt.started < 20  # not after 600
     assert following.final_reward(0.0) == 1.0
 

@@ -87,7 +87,10 @@ def test_a_third_split_is_neither_trained_on_nor_held_out(tmp_path: Path) -> Non
     [
         ('{"a": 1}\n{"a": \n', "tasks.jsonl:2: this line is not JSON"),
         ('{"a": 1}\n\n[1]\n', "tasks.jsonl:3: a task is a JSON object"),
-        ('{"a": 1}\n{"a": 1}\n', "1 of 2 tasks are there already, by their `id` or content, in line 2 (as 1): remove"),
+        (
+            '{"a": 1}\n{"a": 1}\n',
+            "1 of 2 tasks are there already, by their `id` or content: line 2 repeats line 1: remove",
+        ),
         ('{"id": "a b"}\n', "tasks.jsonl:1: 'a b' cannot be an id"),
         ('{"id": "%s"}' % ("x" * 121), "an `id` has 120 characters at the most"),
         ("\n", "has no tasks"),

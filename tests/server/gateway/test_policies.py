@@ -75,9 +75,9 @@ async def test_a_call_goes_to_the_policy_of_its_role_and_else_of_its_model_name(
     assert await two.ask("gpt-4o", role="another") == "writer"
     episode = await two.server.episode()
     assert [call.policy for call in episode.calls] == ["writer", "checker", "checker", "checker", "writer"]
-    with pytest.raises(openai.NotFoundError, match=r"the call has no role.*known only after the call"):
+    with pytest.raises(openai.NotFoundError, match=r"route its role \(the call has none.*known only after the call"):
         await two.ask("gpt-5")
-    with pytest.raises(openai.NotFoundError, match="role 'another' has no policy"):
+    with pytest.raises(openai.NotFoundError, match="add its role 'another' to the `roles` of a policy"):
         await two.ask("gpt-5", role="another")
 
 

@@ -59,7 +59,9 @@ class TimeLimit:
     def __init__(self, active: ActiveAttempt, limit_s: float, time_out: TimeOut) -> None:
         self._active, self._limit_s, self._time_out = active, limit_s, time_out
         self._asking: asyncio.Task[float] | None = None
-        self.timeout = FinishRequest(Outcome(Ending.TIMEOUT, f"the agent took longer than {limit_s:g} s"))
+        self.timeout = FinishRequest(
+            Outcome(Ending.TIMEOUT, f"the agent took longer than {limit_s:g} s (`rollout.time_limit_s`)")
+        )
         """The end of an attempt that reaches its limit."""
 
     async def wait_end(self) -> FinishRequest | None:

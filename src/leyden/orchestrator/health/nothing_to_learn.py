@@ -1,6 +1,6 @@
 """Explains why a step has nothing to learn from."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from leyden.documentation import page
 from leyden.episodes import Episode
@@ -15,6 +15,13 @@ _HOW_ROLES_ARE_FOUND = (
 )
 
 
+def no_such_roles(roles: Iterable[str | None]) -> str:
+    """Return which roles there were, if none of them is trained on, and what to change."""
+    names = [role or "(none)" for role in roles]
+    advice = f"calls had the roles {', '.join(names)}; `training.roles` names those that are trained on"
+    return f"{advice}. {_HOW_ROLES_ARE_FOUND}" if "(none)" in names else advice
+
+
 def nothing_to_learn(step: int, accounting: StepAccounting, episodes: Sequence[Episode]) -> str:
     """Return why all groups of a step were dropped, and what to change."""
     why = ", ".join(f"{count} {reason}" for reason, count in accounting.excluded.most_common())
@@ -22,8 +29,5 @@ def nothing_to_learn(step: int, accounting: StepAccounting, episodes: Sequence[E
     if not any(episode.calls for episode in episodes):
         advice = NO_CALLS
     if accounting.calls_excluded["role not selected"]:
-        roles = dict.fromkeys(episode.role(call) or "none" for episode in episodes for call in episode.calls)
-        advice = f"calls had the roles {', '.join(roles)}; `training.roles` names those that are trained on"
-        if "none" in roles:
-            advice += f". {_HOW_ROLES_ARE_FOUND}"
+        advice = no_such_roles({episode.role(call): None for episode in episodes for call in episode.calls})
     return f"step {step}: {accounting.groups_dropped} groups had too few rollouts to learn from ({why}): {advice}"

@@ -66,7 +66,7 @@ class ConsoleReport:
             "entropy none" if report.entropy is None else f"entropy {report.entropy:.2f}",
             f"{report.sampled} tokens",
             "sampled before" if report.sampling_speed is None else f"{report.sampling_speed:.0f} tok/s sampled",
-            f"{_speed(trained, report.training_s)} trained",
+            f"{_speed(trained, report.training_s)} tok/s trained",
             f"{timedelta(seconds=round(left_s))} left",
         ]
         if report.own_rewards:

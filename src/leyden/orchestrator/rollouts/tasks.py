@@ -102,14 +102,14 @@ def read_task_file(config: Config, file: str, key: str = "tasks") -> tuple[Task,
     for number, task_input in rows:
         task = _task(path, number, task_input)
         if task.id in seen:
-            repeated.append(f"{number} (as {seen[task.id]})")
+            repeated.append(f"line {number} repeats line {seen[task.id]}")
             continue
         seen[task.id] = number
         tasks.append(task)
     if repeated and not config.drop_duplicates:
         more = ", ..." if len(repeated) > _NAMED else ""
         raise ConfigError(
-            f"{path}: {len(repeated)} of {len(rows)} tasks are there already, by their `id` or content, in line "
+            f"{path}: {len(repeated)} of {len(rows)} tasks are there already, by their `id` or content: "
             f"{', '.join(repeated[:_NAMED])}{more}: remove them, give them different ids, or set drop_duplicates=true"
         )
     return tuple(tasks)

@@ -111,7 +111,7 @@ class Key(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     def check_run(self, run: str) -> None:
         """Raise `KeyRefused` if the key is for another run."""
         if self.run not in (None, run):
-            raise KeyRefused(f"this key is for run {self.run}, not {run}")
+            raise KeyRefused(f"this key is for run {self.run}, not {run}: name that run, or use another key")
 
 
 class KeyRefused(Exception):

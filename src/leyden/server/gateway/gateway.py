@@ -302,10 +302,11 @@ class Gateway:
             return next(iter(self.models.values()))
         message = f"no model {model!r} is served here: name it in the run's routes"
         if settings.role_routes:
-            named = f"role {role!r} has no policy" if role else "the call has no role"
             message += (
-                f", or route its role ({named}; name it in `x-leyden-role` or in the URL, or write a rule for its "
-                "system prompt in `[roles]`: the role of a span is known only after the call)"
+                f", or add its role {role!r} to the `roles` of a policy, or leave one policy without roles and models"
+                if role
+                else ", or route its role (the call has none: name it in `x-leyden-role` or in the URL, or write a "
+                "rule for its system prompt in `[roles]`: the role of a span is known only after the call)"
             )
         raise GatewayError(ErrorKind.NO_MODEL, message, "model")
 

@@ -33,8 +33,8 @@ def bind_port(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        other = "an address of this machine (--host, or server.host)"
+        other = "an address of this machine (`server.host`; of leyden serve --host)"
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
-            other = "another port (--port, or server.port)"
+            other = "another port (`server.port`; of leyden serve --port)"
         raise ServeError(f"cannot listen on {host}:{port} ({error.strerror}): choose {other}") from error
     return listener
