@@ -20,6 +20,7 @@ per second over the first one's. Metrics and configuration of each run are kept 
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -73,11 +74,12 @@ def idle_share(file: Path, spans: list[tuple[float, float]]) -> float | None:
 
 
 def start(variant: str, name: str, given: argparse.Namespace, home: Path) -> subprocess.Popen[bytes]:
-    """Start a run."""
+    """Start a run. Those that start at once compile vLLM's layers in folders of their own."""
     command = [sys.executable, "-m", "leyden", "train", str(given.example), *given.settings, *variant.split()]
     command += [f"home={home}", f"run={name}"]
+    own = {"VLLM_CACHE_ROOT": str(home / f"{name}.vllm")} if given.together else {}
     with (home / f"{name}.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **own})
 
 
 def end(process: subprocess.Popen[bytes], limit_s: float | None) -> int:
