@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from modelserving import eventually
-from worker_harness import WorkerHarness, alive, gone, guardians_of, hosts_of, kill
+from worker_harness import WorkerHarness, alive, existing, gone, guardians_of, hosts_of, kill
 
 from leyden.outcomes import Ending
 from leyden.process.child import guarded
@@ -135,7 +135,7 @@ async def test_a_worker_ends_although_a_command_stops_its_guardian_again_and_aga
         episode = await harness.episode("g")
         assert episode.attempt.outcome and episode.attempt.outcome.ending is Ending.TIMEOUT
         program = int(episode.output.split()[0])
-        await eventually(lambda: not psutil.pid_exists(program) or not alive(psutil.Process(program)))
+        await gone(existing([program]))
         worker.stop()
         assert await asyncio.to_thread(worker.process.wait, 60) == 0
 

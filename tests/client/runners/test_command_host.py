@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 from modelserving import eventually
-from worker_harness import AGENTS, WorkerHarness, alive, ending, gone, hosts_of, kill, message
+from worker_harness import AGENTS, WorkerHarness, alive, ending, existing, gone, hosts_of, kill, message
 
 from leyden.client.attempt.result import MAX_ANSWER_BYTES
 from leyden.client.runners.command_process import AnswerTooLarge, LastJsonLine
@@ -27,7 +27,7 @@ async def family_in(file: Path) -> list[psutil.Process]:
 
 def read_family(file: Path) -> list[psutil.Process]:
     """Those of the processes in a file that are still to be found."""
-    return [psutil.Process(pid) for pid in json.loads(file.read_text()) if psutil.pid_exists(pid)]
+    return existing(json.loads(file.read_text()))
 
 
 async def test_a_shell_script_asks_with_curl(harness: WorkerHarness) -> None:
