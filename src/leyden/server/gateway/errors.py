@@ -45,6 +45,11 @@ class GatewayError(Exception):
         self.kind, self.message, self.param, self.retry_after = kind, message, param, retry_after
 
     @property
+    def text(self) -> str:
+        """The message, after the field to change."""
+        return f"{self.param}: {self.message}" if self.param else self.message
+
+    @property
     def is_infrastructure(self) -> bool:
         """Whether the engine, its queue, an upstream or the store failed: nothing is wrong with the call."""
         return self.kind in _INFRASTRUCTURE

@@ -341,6 +341,7 @@ async def test_what_cannot_be_served_is_a_400_that_names_the_parameter(
     with pytest.raises(openai.BadRequestError) as refused:
         await client.chat.completions.create(**{"model": "m", "messages": [QUESTION], **request_})
     assert refused.value.param == param
+    assert str(refused.value.body["message"]).startswith(f"{param}: ")  # many agents show nothing else
 
 
 async def test_a_prompt_that_is_too_long_has_the_code_that_agents_look_for(client: openai.AsyncOpenAI) -> None:

@@ -49,5 +49,5 @@ def openai_error(error: GatewayError) -> bytes:
     status = STATUS[error.kind]
     kind = "rate_limit_error" if status == 429 else _TYPES.get(status, "server_error")
     return msgspec.json.encode(
-        {"error": {"message": error.message, "type": kind, "param": error.param, "code": str(error.kind)}}
+        {"error": {"message": error.text, "type": kind, "param": error.param, "code": str(error.kind)}}
     )

@@ -134,8 +134,7 @@ def _usage(finished: Sequence[AnswerFinished]) -> dict[str, int]:
 def google_error(error: GatewayError) -> bytes:
     """Write an error response. The format has no field for the parameter: the message names it."""
     code = STATUS[error.kind]
-    message = f"{error.param}: {error.message}" if error.param else error.message
-    body: dict[str, Any] = {"code": code, "message": message, "status": _STATUS_NAMES[code]}
+    body: dict[str, Any] = {"code": code, "message": error.text, "status": _STATUS_NAMES[code]}
     if error.retry_after is not None:
         retry = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{error.retry_after:g}s"}
         body["details"] = [retry]

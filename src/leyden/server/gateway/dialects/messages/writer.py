@@ -170,9 +170,8 @@ def anthropic_error(error: GatewayError) -> bytes:
     A client that sent `thread` gets the code that makes its SDK continue without threads.
     """
     kind = _ERROR_TYPES.get(STATUS[error.kind], "overloaded_error" if error.retry_after else "api_error")
-    message = f"{error.param}: {error.message}" if error.param else error.message
-    if error.kind is ErrorKind.TOO_LONG:  # agents look for these words
-        message = f"prompt is too long: {error.message}"
+    too_long = error.kind is ErrorKind.TOO_LONG  # agents look for these words
+    message = f"prompt is too long: {error.message}" if too_long else error.text
     body: dict[str, Any] = {"type": kind, "message": message}
     if error.param == "thread":
         body["details"] = {"error_code": "thread_unsupported_request", "unsupported": []}
