@@ -89,10 +89,13 @@ def test_an_address_that_others_reach_is_refused_without_keys(tmp_path: Path, ho
     assert not list(tmp_path.iterdir())
 
 
-def test_a_port_that_is_taken_is_refused(tmp_path: Path, refusal: Refusal) -> None:
+@pytest.mark.parametrize("model", [(), ("--model", "no/such/model")])
+def test_a_port_that_is_taken_is_refused_before_a_model_is_looked_for(
+    tmp_path: Path, refusal: Refusal, model: tuple[str, ...]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        said = refusal(tmp_path, "--port", port)
+        said = refusal(tmp_path, "--port", port, *model)
     assert port in said and "--port" in said
 
 

@@ -14,7 +14,7 @@ from leyden.cli.train import needs_torch
 from leyden.config import ConfigError
 from leyden.config.schema import UPSTREAM_KEY_VARIABLE, ServerConfig, UpstreamConfig
 from leyden.local.preflight import print_loading
-from leyden.server.http.address import is_loopback
+from leyden.server.http.address import bind_port, is_loopback
 from leyden.server.options import RunningServer, ServeOptions
 
 
@@ -99,6 +99,7 @@ async def _run(options: argparse.Namespace) -> None:
         sys.stdout.flush()
 
     if options.model is not None:
+        bind_port(options.host, options.port).close()  # refuses one that is taken before the model is loaded
         print_loading(options.model)
         needs_torch()
         from leyden.local.serve import serve_model
