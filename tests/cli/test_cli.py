@@ -327,7 +327,8 @@ def test_a_rollout_without_attempts(leyden: Leyden, where: list[str]) -> None:
 
 
 def test_an_unknown_run_or_rollout_is_a_failure_in_one_line(leyden: Leyden, where: list[str]) -> None:
-    assert "no run 'nope'" in leyden("show", "nope", *where).mistake(1)
+    said = leyden("show", "nope", *where).mistake(1)
+    assert "no run 'nope'" in said and ": there are calc" in said
     assert "no rollout 'nope'" in leyden("show", "calc", "nope", *where).mistake(1)
     assert "; that is a group, whose first rollout is sums.0" in leyden("show", "calc", "sums", *where).mistake(1)
     assert "no rollout 'nope'" in leyden("show", "calc", "--after", "nope", *where).mistake(1)

@@ -17,7 +17,7 @@ from leyden.cli.arguments import add_store
 from leyden.cli.policies import policy_series
 from leyden.records import Reward
 from leyden.runs.run_checkpoints import find_run_folder
-from leyden.runs.stored_runs import RunSource, StoredRuns, open_run, open_stores
+from leyden.runs.stored_runs import RunSource, StoredRuns, no_run, open_run, open_stores
 from leyden.store.errors import StoreInUse, StoreUnusable
 from leyden.store.store import Store
 
@@ -91,7 +91,7 @@ async def all_runs(options: argparse.Namespace) -> list[ListedRun]:
 async def open_source(options: argparse.Namespace, run: str) -> AsyncIterator[RunSource]:
     """Open a run for reading."""
     if options.server:
-        async with _remote(options) as remote:
+        async with _remote_run(options, run) as remote:
             yield remote
         return
     with open_run(options.home, run, options.store) as store:
@@ -102,7 +102,7 @@ async def open_source(options: argparse.Namespace, run: str) -> AsyncIterator[Ru
 async def open_writable(options: argparse.Namespace, run: str) -> AsyncIterator[OpenedRuns | Remote]:
     """Open a run for reading, adding rewards and deletion: its store, or the server that has the store open."""
     if options.server:
-        async with _remote(options) as remote:
+        async with _remote_run(options, run) as remote:
             yield remote
         return
     async with open_source(options, run) as found:
@@ -158,6 +158,19 @@ async def open_watched(options: argparse.Namespace) -> AsyncIterator[Watched]:
         return
     with open_stores(options.home, options.store) as stores:
         yield Watched(stores)
+
+
+@asynccontextmanager
+async def _remote_run(options: argparse.Namespace, run: str) -> AsyncIterator[Remote]:
+    """Connect to a server for a run; if it has none of that name, raise `NotFound` with the runs that it has."""
+    async with _remote(options) as remote:
+        try:
+            await remote.get_run(run)
+        except RemoteError as error:
+            if error.status != 404:
+                raise
+            raise no_run(run, [one.id for one in await remote.list_runs()], f" on {options.server}") from error
+        yield remote
 
 
 def _remote(options: argparse.Namespace) -> Remote:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -149,8 +149,13 @@ def open_run(home: Path, run: str, location: str | None = None) -> Iterator[Stor
             raise StoreUnusable(refusal)
         with open_stores(home, location) as stores:
             known = sorted(name for store in stores for name in store.named.ids)
+    raise no_run(run, known)
+
+
+def no_run(run: str, known: Sequence[str], place: str = "") -> NotFound:
+    """Return the error for a name that no run has, with the names that there are."""
     there = f"there are {', '.join(known[:20])}" if known else "there are none"
-    raise NotFound(f"no run {run!r}: {there}")
+    return NotFound(f"no run {run!r}{place}: {there}")
 
 
 async def compare_runs(
