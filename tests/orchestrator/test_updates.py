@@ -271,6 +271,7 @@ def test_settings_that_no_algorithm_reads_are_reported() -> None:
     assert clip.startswith("`algorithm.value_clip` does nothing without a critic")
     (mean,) = unused_settings(AlgorithmConfig(correction_ratio="geometric"))
     assert mean.startswith("`algorithm.correction_ratio` does nothing unless")
+    assert unused_settings(AlgorithmConfig(loss="gspo", correction="none")) == []  # its defaults were not set
 
 
 def test_each_algorithm_declares_the_hyperparameters_that_its_file_reads() -> None:
@@ -288,6 +289,20 @@ def test_each_algorithm_declares_the_hyperparameters_that_its_file_reads() -> No
 def test_default_hyperparameters_are_those_of_a_configuration() -> None:
     named = objective_of(algorithm()).hyperparameters
     assert all(getattr(named, key) == getattr(Hyperparameters(), key) for key in Hyperparameters.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("named", "level", "is_geometric"),
+    [
+        ({}, "token", False),
+        ({"loss": "gspo"}, "call", True),
+        ({"loss": "gspo", "correction_level": "token"}, "token", True),
+    ],
+)
+def test_a_loss_of_whole_calls_is_corrected_by_calls(named: dict[str, str], level: str, is_geometric: bool) -> None:
+    objective = objective_of(algorithm(**named))
+    assert objective.correction is not None  # unless the user chose otherwise
+    assert (objective.level, objective.geometric) == (level, is_geometric)
 
 
 def test_scored_rollouts_know_their_calls() -> None:

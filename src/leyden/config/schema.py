@@ -158,9 +158,11 @@ class AlgorithmConfig(Hyperparameters, frozen=True):
     """How the losses of tokens become one number."""
     correction: str = "truncated"
     """How tokens are weighted whose probability differs between sampler and trainer; `none`: not at all."""
-    correction_level: Literal["token", "call", "rollout"] = "token"
-    correction_ratio: Literal["product", "geometric"] = "product"
-    """The ratio of a call or a rollout: the product of those of its tokens, or their geometric mean."""
+    correction_level: Literal["token", "call", "rollout"] | None = None
+    """Default: `call` for `gspo`, whose ratio is that of a call, else `token`."""
+    correction_ratio: Literal["product", "geometric"] | None = None
+    """The ratio of a call or a rollout: the product of those of its tokens, or their geometric mean, which is the
+    default for `gspo`."""
     kl: NotNegative = 0.0
     """The weight of the KL divergence from the model that training began with."""
     kl_in: Literal["loss", "reward"] = "loss"
@@ -173,8 +175,14 @@ class AlgorithmConfig(Hyperparameters, frozen=True):
     limit. For several updates per step."""
 
     def __post_init__(self) -> None:
-        if self.kl_estimate is None:
-            force_setattr(self, "kl_estimate", "k1" if self.kl_in == "reward" else "k3")
+        of_calls = self.loss == "gspo"
+        for key, default in (
+            ("kl_estimate", "k1" if self.kl_in == "reward" else "k3"),
+            ("correction_level", "call" if of_calls else "token"),
+            ("correction_ratio", "geometric" if of_calls else "product"),
+        ):
+            if getattr(self, key) is None:
+                force_setattr(self, key, default)
 
 
 class SignalsConfig(_Section, frozen=True):

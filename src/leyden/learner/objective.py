@@ -42,7 +42,7 @@ class Objective(Struct, frozen=True):
 def objective_of(config: Config) -> Objective:
     """Resolve the objective that a configuration names; raise a `ConfigError` that says what to change."""
     named = config.algorithm
-    assert named.kl_estimate is not None, "`AlgorithmConfig` sets a default"
+    assert named.kl_estimate is not None and named.correction_level is not None, "`AlgorithmConfig` sets defaults"
     kl = ESTIMATES[named.kl_estimate] if named.kl > 0 else None
     try:
         registry.check_settings(named, ("loss", "correction"))

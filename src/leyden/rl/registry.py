@@ -133,7 +133,7 @@ def check_settings(named: AlgorithmConfig, kinds: Sequence[Kind]) -> None:
 
 def unused_settings(named: AlgorithmConfig) -> list[str]:
     """List the keys that were set and that none of the chosen algorithms reads, each as a sentence."""
-    defaults = AlgorithmConfig(kl_in=named.kl_in)
+    defaults = AlgorithmConfig(kl_in=named.kl_in, loss=named.loss)
     unused = []
     for key in AlgorithmConfig.__struct_fields__:
         kinds = readers(key) if getattr(named, key) != getattr(defaults, key) else {}
@@ -145,7 +145,8 @@ def unused_settings(named: AlgorithmConfig) -> list[str]:
         unused.append("`algorithm.kl_in` and `algorithm.kl_estimate` do nothing while `algorithm.kl` is 0")
     if named.value_clip is not None and not needs_critic(named.credit, named.advantage):
         unused.append('`algorithm.value_clip` does nothing without a critic, which `algorithm.credit = "gae"` has')
-    if named.correction_ratio == "geometric" and (named.correction == "none" or named.correction_level == "token"):
+    of_tokens = named.correction == "none" or named.correction_level == "token"
+    if named.correction_ratio != defaults.correction_ratio and of_tokens:
         unused.append('`algorithm.correction_ratio` does nothing unless `correction_level` is "call" or "rollout"')
     return unused
 
