@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from collections.abc import Iterable
 from random import Random
 
 import pytest
@@ -198,12 +199,16 @@ def use_cache_at_random(rng: Random) -> None:
 token_ids = st.lists(st.integers(0, 300).map(lambda id: id if id < 3 else 2**31 - id), max_size=6)
 
 
+def shared_tokens(one: Iterable[int], other: Iterable[int], limit: int) -> int:
+    return common_prefix_length(array("i", one), array("i", other), limit)
+
+
 def test_common_prefix_lengths() -> None:
-    assert common_prefix_length([], [1], 5) == 0
-    assert common_prefix_length([1, 2, 3], [1, 2, 4], 5) == 2
-    assert common_prefix_length(list(range(500)), list(range(400)), 1000) == 400
-    assert common_prefix_length(list(range(500)), [*range(130), 0, *range(131, 500)], 1000) == 130
-    assert common_prefix_length(list(range(500)), list(range(500)), 77) == 77
+    assert shared_tokens([], [1], 5) == 0
+    assert shared_tokens([1, 2, 3], [1, 2, 4], 5) == 2
+    assert shared_tokens(range(500), range(400), 1000) == 400
+    assert shared_tokens(range(500), [*range(130), 0, *range(131, 500)], 1000) == 130
+    assert shared_tokens(range(500), range(500), 77) == 77
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), token_ids), max_size=20), token_ids)
@@ -213,7 +218,7 @@ def test_nearest_sequences_come_first(changes: list[tuple[int, list[int]]], want
         index.set(slot, array("i", tokens))
         held[slot] = tokens
     found = list(index.nearest(array("i", wanted)))
-    shared = {slot: common_prefix_length(tokens, wanted, len(wanted)) for slot, tokens in held.items()}
+    shared = {slot: shared_tokens(tokens, wanted, len(wanted)) for slot, tokens in held.items()}
     assert dict(found) == {slot: length for slot, length in shared.items() if length}
     assert [length for _, length in found] == sorted((length for _, length in found), reverse=True)
 

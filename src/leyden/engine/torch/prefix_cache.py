@@ -6,14 +6,13 @@ copies the longest prefix that any other slot shares with it. At least one token
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
+
+import numpy as np
 
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.request import ActiveRequest
-
-COMPARE_BLOCK = 256
-"""Elements compared first when looking for a common prefix; then twice as many, and so on."""
 
 
 class SortedSequences:
@@ -39,7 +38,7 @@ class SortedSequences:
         def shared(position: int) -> int:
             if not 0 <= position < len(self._sorted):
                 return 0
-            return common_prefix_length(self._sorted[position][0], wanted, len(wanted)) // tokens.itemsize
+            return common_prefix_length(self._sorted[position][0], wanted, len(tokens))
 
         right = bisect_left(self._sorted, (wanted, -1))
         left = right - 1
@@ -55,24 +54,12 @@ class SortedSequences:
                 after = shared(right)
 
 
-def common_prefix_length(one: Sequence[int], other: Sequence[int], limit: int) -> int:
-    """Return the length of the common prefix of two sequences, at most `limit`."""
-    limit = min(limit, len(one), len(other))
-    if limit <= 0 or one[0] != other[0]:
-        return 0
-    equal, size = 0, COMPARE_BLOCK
-    while equal < limit and one[equal : min(equal + size, limit)] == other[equal : min(equal + size, limit)]:
-        equal, size = equal + size, 2 * size
-    if equal >= limit:
-        return limit
-    differ = min(equal + size, limit)  # the first difference is before this
-    while differ - equal > 1:
-        middle = (equal + differ) // 2
-        if one[equal:middle] == other[equal:middle]:
-            equal = middle
-        else:
-            differ = middle
-    return equal
+def common_prefix_length(one: "bytes | array[int]", other: "bytes | array[int]", limit: int) -> int:
+    """Return how many tokens, each a C `int`, two sequences begin with together, at most `limit`."""
+    left, right = np.frombuffer(one, np.intc), np.frombuffer(other, np.intc)
+    length = min(limit, len(left), len(right))
+    differ = np.flatnonzero(left[:length] != right[:length])
+    return int(differ[0]) if len(differ) else length
 
 
 MIN_SAVED_TOKENS = 16
