@@ -17,6 +17,8 @@ from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.extension.leyden_weights import checksum
 
 JOIN_LIMIT_S = 60.0
+Dtypes = Mapping[str, torch.dtype]
+"""By tensor, the precision in which an engine serves it."""
 
 
 class Sent(NamedTuple):
@@ -90,7 +92,7 @@ class NcclGroups:
         self._groups[engine] = _Group(made[0], self._streams.get(engine))
 
     def broadcast(
-        self, engines: Mapping[str, Mapping[str, torch.dtype]], tensors: Iterable[tuple[str, Tensor]]
+        self, engines: Mapping[str, Dtypes], tensors: Iterable[tuple[str, Tensor]]
     ) -> dict[str, Sent | EngineError]:
         """Broadcast one tensor after the other, each to all engines at once, in the precisions that they serve.
 
@@ -159,5 +161,5 @@ class Broadcaster(Protocol):
     async def shapes(self) -> Mapping[str, Sequence[int]]:
         """Return the shape of each tensor, in the order in which they are broadcast."""
 
-    async def broadcast(self, engine: str, dtypes: Mapping[str, torch.dtype]) -> Sent:
+    async def broadcast(self, engine: str, dtypes: Dtypes) -> Sent:
         """Broadcast all tensors to an engine, each in its precision."""

@@ -19,6 +19,8 @@ from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.process.temporary import TemporaryFolder
 
 NamedTensors = Iterable[tuple[str, Tensor]]
+Weights = Callable[[], NamedTensors]
+"""Returns the weights as they are now."""
 _SHOWN = 3
 
 
@@ -44,7 +46,7 @@ class WeightFiles:
         """Delete all files."""
         self._folder.close()
 
-    async def write(self, tensors: Callable[[], NamedTensors], version: int) -> WrittenWeights:
+    async def write(self, tensors: Weights, version: int) -> WrittenWeights:
         """Write the weights of a version, unless the latest ones are of this version."""
         async with self._writing:
             before = self._latest

@@ -17,10 +17,10 @@ from leyden.engine.torch.engine import TorchEngine
 from leyden.engine.torch.process import TorchProcess
 from leyden.engine.torch.wire import EngineProcessOptions
 from leyden.engine.vllm.adapters import Adapter, AdapterBackend, AdapterServer
-from leyden.engine.vllm.backend import VllmBackend, Weights
+from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.launch import Transfer, VllmOptions, adapter_arguments, find_vllm
 from leyden.engine.vllm.serving import ServingOptions
-from leyden.engine.weight_files import WeightFiles
+from leyden.engine.weight_files import WeightFiles, Weights
 from leyden.learner.loading import model_device
 from leyden.learner.sharded_files import is_sharded
 from leyden.local.memory_plan import MemoryPlan

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from subprocess import PIPE
 
@@ -19,7 +19,7 @@ from leyden.background import start_background
 from leyden.engine.protocol import EngineError, EngineLost, ModelWeights, Publication, SocketAddress
 from leyden.engine.remote import SeparateEngine
 from leyden.engine.torch.wire import EngineProcessOptions, EngineState, LoadWeights
-from leyden.engine.weight_files import NamedTensors, WeightFiles, WrittenWeights, compare
+from leyden.engine.weight_files import WeightFiles, Weights, WrittenWeights, compare
 from leyden.process.child import ChildProcess, module_command
 from leyden.process.guardian import exit_reason
 from leyden.process.place import HERE, FindPlace, Place, PlaceLost, this_machine
@@ -42,7 +42,7 @@ class TorchProcess(SeparateEngine, SupervisedProcess):
         environment: Mapping[str, str],
         files: WeightFiles,
         log_file: Path,
-        weights: Callable[[], NamedTensors],
+        weights: Weights,
         version: int,
         find_place: FindPlace = this_machine,
     ) -> None:

@@ -7,18 +7,18 @@ those of its own policy must be held. Published adapters are copied, and a resta
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from leyden.engine.protocol import EngineError, LoraWeights, ModelWeights, Publication, VllmAddress
+from leyden.engine.protocol import LoraWeights, ModelWeights, Publication, VllmAddress
 from leyden.engine.remote import SeparateEngine
-from leyden.engine.vllm.backend import Weights
 from leyden.engine.vllm.launch import VllmOptions
 from leyden.engine.vllm.serving import ServedVllm, ServingOptions
-from leyden.engine.weight_files import WeightFiles
+from leyden.engine.weight_files import WeightFiles, Weights
 
 Adapter = Callable[[], LoraWeights | None]
 
@@ -76,20 +76,12 @@ class AdapterServer(ServedVllm):
         copy = await asyncio.to_thread(_copy, adapter)
         async with self._lock:
             self._adapters[policy] = PublishedAdapter(copy, version)
-        if len(self._adapters) == 1:
-            sent = await self._deliver_or_recover()
-        else:
-            sent = await self._load_or_recover(policy)
-        return Publication(time.monotonic() - started, sent)
+        send = self._deliver if len(self._adapters) == 1 else partial(self._load_beside_others, policy)
+        return Publication(time.monotonic() - started, await self._or_recover(send))
 
-    async def _load_or_recover(self, policy: str) -> int:
-        try:
-            async with self._lock:
-                return await self._load(policy)
-        except EngineError:
-            if not await self._server.recovered():
-                raise
-            return 0
+    async def _load_beside_others(self, policy: str) -> int:
+        async with self._lock:
+            return await self._load(policy)
 
     async def _send(self) -> int:
         return sum([await self._load(policy) for policy in self._adapters])

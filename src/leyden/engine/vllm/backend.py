@@ -5,7 +5,7 @@ All weights are sent and their checksums compared at the start, after every upda
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,9 +14,7 @@ from msgspec.structs import replace
 from leyden.engine.protocol import ModelWeights, Publication, VllmAddress
 from leyden.engine.vllm.launch import VllmOptions
 from leyden.engine.vllm.serving import ServedVllm, ServingOptions
-from leyden.engine.weight_files import NamedTensors, WeightFiles
-
-Weights = Callable[[], NamedTensors]
+from leyden.engine.weight_files import WeightFiles, Weights
 
 
 class VllmBackend(ServedVllm):
@@ -62,7 +60,7 @@ class VllmBackend(ServedVllm):
         if delivered_by_restart and await self._server.recovered():
             sent = 0
         else:
-            sent = await self._deliver_or_recover()
+            sent = await self._or_recover(self._deliver)
         return Publication(time.monotonic() - started, sent)
 
     async def _send(self) -> int:

@@ -126,12 +126,13 @@ class VllmEngine:
                     if await is_healthy(self._open()):
                         raise
                     raise EngineLost(str(error)) from error  # its engine core has died
-                if chunk is not None and chunk.finish is not None:
+                if chunk is None:
+                    continue
+                if chunk.finish is not None:
                     async for _ in batches:  # to the end, so that the connection can be used again
                         pass
-                if chunk is not None:
-                    yield chunk
-                if chunk is not None and chunk.finish is not None:
+                yield chunk
+                if chunk.finish is not None:
                     return
         if not running.aborted:
             await self._wait_held()

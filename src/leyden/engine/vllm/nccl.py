@@ -6,18 +6,17 @@ gather tensors can do nothing else until then.
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import aiohttp
-import torch
 from torch import Tensor
 
-from leyden.engine.broadcast import Broadcaster, NcclGroups, Sent
+from leyden.engine.broadcast import Broadcaster, Dtypes, NcclGroups, Sent
 from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.http import call, read
 from leyden.engine.vllm.publisher import check_names
-from leyden.engine.weight_files import NamedTensors
+from leyden.engine.weight_files import Weights
 
 T = TypeVar("T")
 _HOST = "127.0.0.1"
@@ -33,16 +32,13 @@ class NcclTransfer:
         self._engine, self._groups = engine, groups
         self._joined = False
 
-    async def send(
-        self,
-        client: aiohttp.ClientSession,
-        weights: Callable[[], NamedTensors],
-        dtypes: Mapping[str, torch.dtype],
-        version: int,
-    ) -> Sent:
+    async def send(self, client: aiohttp.ClientSession, weights: Weights, dtypes: Dtypes, version: int) -> Sent:
         """Broadcast one tensor after the other while vLLM receives them."""
         tensors = weights()
-        sender = tensors if isinstance(tensors, Broadcaster) else await self._own(tensors)
+        if isinstance(tensors, Broadcaster):
+            sender: Broadcaster = tensors
+        else:
+            sender = _OwnTensors(await asyncio.to_thread(dict, tensors), self._groups)
         try:
             if not self._joined:
                 await self._join(client, sender)
@@ -51,9 +47,6 @@ class NcclTransfer:
         except TimeoutError:
             raise EngineError(f"vLLM did not answer in {_LIMIT_S:.0f} s that it has weights {version}") from None
 
-    async def _own(self, tensors: NamedTensors) -> "_OwnTensors":
-        return _OwnTensors(await asyncio.to_thread(lambda: dict(tensors)), self._groups)
-
     async def _join(self, client: aiohttp.ClientSession, sender: Broadcaster) -> None:
         size = 1 + int((await read(client, "/get_world_size"))["world_size"])
         host, port = await sender.listen(self._engine)
@@ -61,9 +54,7 @@ class NcclTransfer:
         answer = call(client, "/init_weight_transfer_engine", {"init_info": init})
         await _wait_both(answer, sender.join(self._engine, size))
 
-    async def _send(
-        self, client: aiohttp.ClientSession, sender: Broadcaster, dtypes: Mapping[str, torch.dtype]
-    ) -> Sent:
+    async def _send(self, client: aiohttp.ClientSession, sender: Broadcaster, dtypes: Dtypes) -> Sent:
         shapes = await sender.shapes()
         check_names(shapes, dtypes)
         update = {
@@ -97,7 +88,7 @@ class _OwnTensors:
     async def shapes(self) -> Mapping[str, Sequence[int]]:
         return {name: list(tensor.shape) for name, tensor in self._tensors.items()}
 
-    async def broadcast(self, engine: str, dtypes: Mapping[str, torch.dtype]) -> Sent:
+    async def broadcast(self, engine: str, dtypes: Dtypes) -> Sent:
         tensors = ((name, tensor.detach()) for name, tensor in self._tensors.items())
         end = (await asyncio.to_thread(self._groups.broadcast, {engine: dtypes}, tensors))[engine]
         if isinstance(end, EngineError):

@@ -19,12 +19,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from leyden.engine.broadcast import Sent
+from leyden.engine.broadcast import Dtypes, Sent
 from leyden.engine.protocol import EngineError, LoraWeights
 from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.vllm.http import call, control
 from leyden.engine.vllm.wire import adapter_name
-from leyden.engine.weight_files import NamedTensors, WeightFiles, compare
+from leyden.engine.weight_files import NamedTensors, WeightFiles, Weights, compare
 from leyden.process.place import HERE
 
 Deliver = Callable[[Path, str], Awaitable[str]]
@@ -79,13 +79,7 @@ def _save_adapter(tensors: Mapping[str, Tensor], rank: int, path: Path) -> None:
 class Transfer(Protocol):
     """Transfers weights into vLLM's parameters."""
 
-    async def send(
-        self,
-        client: aiohttp.ClientSession,
-        weights: Callable[[], NamedTensors],
-        dtypes: Mapping[str, torch.dtype],
-        version: int,
-    ) -> Sent:
+    async def send(self, client: aiohttp.ClientSession, weights: Weights, dtypes: Dtypes, version: int) -> Sent:
         """Write the weights, in the precisions that vLLM serves, into its parameters."""
 
 
@@ -95,13 +89,7 @@ class FileTransfer:
     def __init__(self, files: WeightFiles, deliver: Deliver = HERE.deliver) -> None:
         self._files, self._deliver = files, deliver
 
-    async def send(
-        self,
-        client: aiohttp.ClientSession,
-        weights: Callable[[], NamedTensors],
-        dtypes: Mapping[str, torch.dtype],
-        version: int,
-    ) -> Sent:
+    async def send(self, client: aiohttp.ClientSession, weights: Weights, dtypes: Dtypes, version: int) -> Sent:
         """Write the files, unless another replica has, and have vLLM load them."""
         await self._files.write(lambda: _served(weights(), dtypes), version)
         with self._files.reading() as written:
@@ -120,13 +108,7 @@ class IpcTransfer:
     def __init__(self) -> None:
         self._initialised = False
 
-    async def send(
-        self,
-        client: aiohttp.ClientSession,
-        weights: Callable[[], NamedTensors],
-        dtypes: Mapping[str, torch.dtype],
-        version: int,
-    ) -> Sent:
+    async def send(self, client: aiohttp.ClientSession, weights: Weights, dtypes: Dtypes, version: int) -> Sent:
         """Send handles; the tensors are kept alive until vLLM has copied them."""
         if not self._initialised:
             await call(client, "/init_weight_transfer_engine", {"init_info": {}})
@@ -170,7 +152,7 @@ class VllmPublisher:
         async with control(self._location) as client:
             await call(client, "/wake_up", tags=what)
 
-    async def send(self, weights: Callable[[], NamedTensors], version: int) -> int:
+    async def send(self, weights: Weights, version: int) -> int:
         """Send weights to a paused vLLM, verify that it has them, and return their bytes."""
         async with control(self._location) as client:
             if not self._dtypes:
@@ -182,9 +164,7 @@ class VllmPublisher:
             compare(sent.checksums, await _values(client), "after publishing")
             return sent.nbytes
 
-    async def send_adapter(
-        self, policy: str, adapter: LoraWeights, base: Callable[[], NamedTensors], version: int
-    ) -> int:
+    async def send_adapter(self, policy: str, adapter: LoraWeights, base: Weights, version: int) -> int:
         """Send the LoRA adapter of a policy that has no requests, verify that vLLM has it, and return its bytes.
 
         The first time, also verify that vLLM serves the weights that the adapter belongs to.
@@ -232,7 +212,7 @@ async def _on_workers(client: aiohttp.ClientSession, method: str, **arguments: A
     return results
 
 
-def check_names(names: Collection[str], dtypes: Mapping[str, torch.dtype]) -> None:
+def check_names(names: Collection[str], dtypes: Dtypes) -> None:
     """Raise `EngineError` unless these are the tensors that vLLM serves."""
     if unknown := [name for name in names if name not in dtypes]:
         raise EngineError(f"vLLM has no tensor {unknown[0]}: this model's weights cannot be published to it")
@@ -240,7 +220,7 @@ def check_names(names: Collection[str], dtypes: Mapping[str, torch.dtype]) -> No
         raise EngineError(f"the trainer has no tensor {min(missing)}, which vLLM serves")
 
 
-def _served(weights: NamedTensors, dtypes: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Tensor]]:
+def _served(weights: NamedTensors, dtypes: Dtypes) -> Iterator[tuple[str, Tensor]]:
     """Convert the weights to the dtypes that vLLM serves, one by one."""
     names = []
     for name, tensor in weights:

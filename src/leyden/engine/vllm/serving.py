@@ -2,6 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -80,7 +81,7 @@ class ServedVllm(SeparateEngine, ABC):
     async def start(self) -> None:
         """Start vLLM with the trainer's weights. Raises `EngineError` with the reason if that fails."""
         await self._server.start()
-        await self._deliver_or_recover()
+        await self._or_recover(self._deliver)
 
     async def wait_failed(self) -> NoReturn:
         """Wait until vLLM has failed and is not restarted, and raise `EngineError` with the reason."""
@@ -106,10 +107,10 @@ class ServedVllm(SeparateEngine, ABC):
     async def _send(self) -> int:
         """Send the latest weights to a paused vLLM; return their size in bytes."""
 
-    async def _deliver_or_recover(self) -> int:
-        """Send the latest weights; return the bytes sent. If vLLM crashes meanwhile, its restart sends them instead."""
+    async def _or_recover(self, send: Callable[[], Awaitable[int]]) -> int:
+        """Send weights; return the bytes sent. If vLLM crashes meanwhile, its restart sends the latest ones instead."""
         try:
-            return await self._deliver()
+            return await send()
         except EngineError:
             if not await self._server.recovered():
                 raise

@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 
 from leyden.background import start_background, wait_set
-from leyden.engine.broadcast import Sent
+from leyden.engine.broadcast import Dtypes, Sent
 from leyden.engine.protocol import EngineError, LoraWeights
 from leyden.learner.ranks.processes import RankProcesses
 
@@ -20,7 +19,7 @@ _TOGETHER_S = 2.0
 class _Waiting(NamedTuple):
     """An engine that waits for a broadcast."""
 
-    dtypes: Mapping[str, torch.dtype]
+    dtypes: Dtypes
     sent: asyncio.Future[Sent]
 
 
@@ -58,7 +57,7 @@ class GatheredTensors:
             raise error
         self._joined.add(engine)
 
-    async def broadcast(self, engine: str, dtypes: Mapping[str, torch.dtype]) -> Sent:
+    async def broadcast(self, engine: str, dtypes: Dtypes) -> Sent:
         """Have rank 0 broadcast each tensor when it is gathered, to all engines that wait for them at once."""
         waiting = self._waiting[engine] = _Waiting(dtypes, self._loop.create_future())
         if self._joined <= self._waiting.keys():
@@ -88,7 +87,7 @@ class GatheredTensors:
             else:
                 one.sent.set_result(end)
 
-    async def _send_to(self, engines: Mapping[str, Mapping[str, torch.dtype]]) -> Mapping[str, Sent | Exception]:
+    async def _send_to(self, engines: Mapping[str, Dtypes]) -> Mapping[str, Sent | Exception]:
         if not engines:  # all have given up
             return {}
         try:

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from leyden.config import ConfigError
-from leyden.engine.broadcast import JOIN_LIMIT_S, NcclGroups, Sent
+from leyden.engine.broadcast import JOIN_LIMIT_S, Dtypes, NcclGroups, Sent
 from leyden.engine.protocol import EngineError, LoraWeights
 from leyden.learner.errors import TrainingError
 from leyden.learner.evaluation import evaluate, to_arrays
@@ -139,9 +139,7 @@ class Rank:
             return error
         return None
 
-    def broadcast(
-        self, engines: Mapping[str, Mapping[str, torch.dtype]], merged: bool
-    ) -> dict[str, Sent | EngineError] | None:
+    def broadcast(self, engines: Mapping[str, Dtypes], merged: bool) -> dict[str, Sent | EngineError] | None:
         """Gather one weight after the other; rank 0 broadcasts each to all engines, and returns how that ended."""
         gathered = self._gathered(merged)
         if self._world.rank == 0:
