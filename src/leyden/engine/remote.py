@@ -63,10 +63,20 @@ class GenerationUpdates(Struct, frozen=True, array_like=True):
 EngineMessage = StartGeneration | CancelGeneration | EndSession
 
 
-class RemoteEngine:
-    """The client of an engine at the other end of a stream."""
+class UnheldEngine:
+    """The embedded engine, wherever it runs: it keeps sampling and weight changes apart by itself."""
 
-    reports_allowed_mass = True  # the embedded engine is at the other end
+    reports_allowed_mass = True
+
+    def hold(self) -> None:
+        """Do nothing."""
+
+    def resume(self, version: int) -> None:
+        """Do nothing: every chunk names its version."""
+
+
+class RemoteEngine(UnheldEngine):
+    """The client of an engine at the other end of a stream."""
 
     def __init__(self, reader: StreamReader, writer: StreamWriter, address: SocketAddress) -> None:
         self.context_length, self.vocab_size = address.context_length, address.vocab_size
@@ -100,12 +110,6 @@ class RemoteEngine:
         """Free what is kept for a session."""
         self._send(EndSession(session))
 
-    def hold(self) -> None:
-        """Do nothing: the engine's own process keeps sampling and weight changes apart."""
-
-    def resume(self, version: int) -> None:
-        """Do nothing: every chunk names its version."""
-
     def close(self) -> None:
         """Close the connection."""
         self._writer.close()
@@ -130,10 +134,8 @@ class RemoteEngine:
             outputs.put_nowait(output)
 
 
-class SocketEngine:
+class SocketEngine(UnheldEngine):
     """The client of an engine that listens on a Unix socket; it connects again if that was started again."""
-
-    reports_allowed_mass = True
 
     def __init__(self, address: SocketAddress) -> None:
         self.context_length, self.vocab_size = address.context_length, address.vocab_size
@@ -166,12 +168,6 @@ class SocketEngine:
         """Free what is kept for a session."""
         if self._remote is not None:
             self._remote.end_session(session)
-
-    def hold(self) -> None:
-        """Do nothing: the engine's own process keeps sampling and weight changes apart."""
-
-    def resume(self, version: int) -> None:
-        """Do nothing: every chunk names its version."""
 
     async def _connected(self) -> RemoteEngine:
         async with self._connecting:

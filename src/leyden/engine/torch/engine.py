@@ -28,8 +28,8 @@ from leyden.engine.protocol import (
     SocketAddress,
     TokenChunk,
 )
-from leyden.engine.remote import EngineServer
-from leyden.engine.torch.batch import ContinuousBatch, EngineStats
+from leyden.engine.remote import EngineServer, UnheldEngine
+from leyden.engine.torch.batch import ContinuousBatch
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.request import ActiveRequest, deliver_outputs
 from leyden.engine.torch.sizing import choose_forward, choose_threads, limit_length
@@ -47,10 +47,9 @@ GPU_KV_CACHE_SHARE = 0.4
 """The part of a GPU's free memory that the KV cache may take: the trainer needs the rest."""
 
 
-class TorchEngine:
+class TorchEngine(UnheldEngine):
     """Samples from a model in this process. Safe to use from any event loop and thread."""
 
-    reports_allowed_mass = True
     sleeps_while_training = False
 
     def __init__(
@@ -76,19 +75,19 @@ class TorchEngine:
         with it the longest sequence; by default it is a part of a GPU's free memory.
         """
         config = model.config.get_text_config()
-        self._context_length = int(getattr(config, "max_position_embeddings", DEFAULT_CONTEXT_LENGTH))
-        self._vocabulary = int(config.vocab_size)
-        self._grammars = GrammarCompiler(tokenizer, self._vocabulary) if tokenizer is not None else None
+        self.context_length = int(getattr(config, "max_position_embeddings", DEFAULT_CONTEXT_LENGTH))
+        self.vocab_size = int(config.vocab_size)
+        self._grammars = GrammarCompiler(tokenizer, self.vocab_size) if tokenizer is not None else None
         on_gpu = model.device.type == "cuda"
         self._threads = threads or choose_threads(model)
         dtype = dtype or (torch.bfloat16 if on_gpu else model.dtype)
         if kv_cache_bytes is None and on_gpu:
             kv_cache_bytes = int(GPU_KV_CACHE_SHARE * torch.cuda.mem_get_info(model.device)[0])
         if kv_cache_bytes is not None:
-            self._context_length = limit_length(self._context_length, kv_cache_bytes, slots + 1, config, dtype)
+            self.context_length = limit_length(self.context_length, kv_cache_bytes, slots + 1, config, dtype)
         copies = on_gpu or dtype != model.dtype
         padding = 1 if copies else 0  # a slot for the rows that pad a captured step
-        kv_cache = KVCache(slots + padding, self._context_length, dtype, model.device)
+        kv_cache = KVCache(slots + padding, self.context_length, dtype, model.device)
         self._batch = ContinuousBatch(
             choose_forward(model, kv_cache, copies),
             kv_cache,
@@ -99,6 +98,7 @@ class TorchEngine:
             overlap=on_gpu if overlap is None else overlap,
             version=version,
         )
+        self.stats = self._batch.stats
         self._stream = torch.cuda.Stream(model.device) if on_gpu else None
         self._wake = threading.Condition()
         self._queue: deque[ActiveRequest] = deque()
@@ -116,24 +116,9 @@ class TorchEngine:
         return self._batch.version
 
     @property
-    def stats(self) -> EngineStats:
-        """Counters since the engine was created."""
-        return self._batch.stats
-
-    @property
-    def context_length(self) -> int:
-        """The longest sequence, prompt and completion together."""
-        return self._context_length
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are below this."""
-        return self._vocabulary
-
-    @property
     def address(self) -> SocketAddress:
         """A server process reaches the engine over a socket to this process."""
-        return SocketAddress(self._context_length, self._vocabulary, self._batch.slots)
+        return SocketAddress(self.context_length, self.vocab_size, self._batch.slots)
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Answer the requests of a server process until it is gone."""
@@ -160,7 +145,7 @@ class TorchEngine:
         """Sample a completion, chunk by chunk; closing the generator cancels the request."""
         self._check(request)
         matcher = await self._matcher(request)
-        active = ActiveRequest(request, self._context_length, self._vocabulary, asyncio.get_running_loop(), matcher)
+        active = ActiveRequest(request, self.context_length, self.vocab_size, asyncio.get_running_loop(), matcher)
         self._submit(lambda: self._queue.append(active))
         try:
             while True:
@@ -244,22 +229,16 @@ class TorchEngine:
         """Let the KV cache slots of a session be evicted first."""
         self._ended_sessions.append(session)
 
-    def hold(self) -> None:
-        """Do nothing: the engine itself keeps sampling and weight changes apart."""
-
-    def resume(self, version: int) -> None:
-        """Do nothing: a change of the weights has set the version."""
-
     def _check(self, request: EngineRequest) -> None:
-        ids, room = request.prompt_ids, self._context_length - len(request.prompt_ids)
+        ids, room = request.prompt_ids, self.context_length - len(request.prompt_ids)
         least = 0 if request.prompt_logprobs else 1
         if not ids or request.max_tokens < least or room < min(1, request.max_tokens):
             raise EngineError(
                 f"a prompt of {len(ids)} tokens and a completion of {request.max_tokens}: the model takes"
-                f" prompts of 1 to {self._context_length - 1} tokens, and a completion has at least {least}"
+                f" prompts of 1 to {self.context_length - 1} tokens, and a completion has at least {least}"
             )
-        if not 0 <= min(ids) <= max(ids) < self._vocabulary:
-            raise EngineError(f"the prompt has token ids outside of the model's 0 to {self._vocabulary - 1}")
+        if not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            raise EngineError(f"the prompt has token ids outside of the model's 0 to {self.vocab_size - 1}")
         if not (request.sampling.temperature >= 0 and request.sampling.repetition_penalty > 0):
             raise EngineError("`temperature` must be 0 or more, and `repetition_penalty` more than 0")
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from array import array
-from collections import deque
 from collections.abc import Iterable
 
 from leyden.engine.grammar import GrammarMatcher
@@ -13,7 +12,7 @@ from leyden.engine.torch.sampling import SampledToken, TokenSampler, TopLogprobs
 class ActiveRequest:
     """The state of one request.
 
-    The engine's thread calls `append` and `flush`; `deliver` and `receive` run on the event loop of the caller.
+    The engine's thread calls `append` and `flush`; `receive` runs on the event loop of the caller.
     """
 
     def __init__(
@@ -39,8 +38,8 @@ class ActiveRequest:
         self._prompt_logprobs: list[float] = []
         self._prompt_top: list[TopLogprobs] = []
         self._pending: list[SampledToken] = []
-        self._received: deque[TokenChunk | EngineError] = deque()
-        self._arrival: asyncio.Future[None] | None = None
+        self.received: asyncio.Queue[TokenChunk | EngineError] = asyncio.Queue()
+        """What `receive` returns or raises, on the event loop of the caller."""
 
     def append(self, token: SampledToken) -> None:
         """Add a sampled token; may finish the request."""
@@ -92,19 +91,10 @@ class ActiveRequest:
 
     async def receive(self) -> TokenChunk:
         """Wait for the next chunk. Raises the error that ended the request."""
-        if not self._received:
-            self._arrival = self.loop.create_future()
-            await self._arrival
-        output = self._received.popleft()
+        output = await self.received.get()
         if isinstance(output, EngineError):
             raise output
         return output
-
-    def deliver(self, output: TokenChunk | EngineError) -> None:
-        """Make an output available to `receive`."""
-        self._received.append(output)
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
 
 
 Outputs = list[tuple[ActiveRequest, TokenChunk | EngineError]]
@@ -122,4 +112,4 @@ def deliver_outputs(outputs: Outputs) -> None:
 
 def _deliver(outputs: Outputs) -> None:
     for request, output in outputs:
-        request.deliver(output)
+        request.received.put_nowait(output)
