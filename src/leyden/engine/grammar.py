@@ -6,9 +6,9 @@ Text never matches a special token, so a grammar must name every special token t
 
 import asyncio
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -53,24 +53,14 @@ class GrammarCompiler:
         """`tokenizer` is a tokenizer.json in which every added token is special; `vocabulary` may be larger than it."""
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
         self._ll_tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
-        self._compiled: OrderedDict[tuple[str, tuple[int, ...]], Future[LLMatcher]] = OrderedDict()
-        self._threads = ThreadPoolExecutor(_THREADS, "leyden-grammar")
-        self._lock, self._tokenizer_lock = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        threads = ThreadPoolExecutor(_THREADS, "leyden-grammar")
+        self._compiling = lru_cache(_CACHED_GRAMMARS)(lambda *key: threads.submit(self.compile, *key))
 
     async def new_matcher(self, grammar: str, stop_ids: Sequence[int]) -> GrammarMatcher:
         """Create a matcher for a new completion, which one of the stop ids ends. Raises `GrammarError`."""
-        compiling = asyncio.wrap_future(self._submit(grammar, tuple(stop_ids)))
+        compiling = asyncio.wrap_future(self._compiling(grammar, tuple(stop_ids)))
         return GrammarMatcher((await asyncio.shield(compiling)).deep_copy())
-
-    def _submit(self, grammar: str, stop_ids: tuple[int, ...]) -> "Future[LLMatcher]":
-        key = (grammar, stop_ids)
-        with self._lock:
-            if key not in self._compiled:
-                self._compiled[key] = self._threads.submit(self.compile, *key)
-            self._compiled.move_to_end(key)
-            if len(self._compiled) > _CACHED_GRAMMARS:
-                self._compiled.popitem(last=False)
-            return self._compiled[key]
 
     def compile(self, grammar: str, stop_ids: tuple[int, ...]) -> LLMatcher:
         """Compile a grammar. It cannot be interrupted, so check the grammars of others first (`grammar_checker`)."""
@@ -81,7 +71,7 @@ class GrammarCompiler:
 
     def load_tokenizer(self, stop_ids: tuple[int, ...]) -> LLTokenizer:
         """Return the library's tokenizer for these stop ids."""
-        with self._tokenizer_lock:  # a second lock: building one takes long, and `_submit` runs on event loops
+        with self._lock:  # building one takes long
             if stop_ids not in self._ll_tokenizers:
                 try:
                     self._ll_tokenizers[stop_ids] = LLTokenizer(self._tokenizer, self._vocabulary, list(stop_ids))
