@@ -4,10 +4,10 @@ Errors are raised once, without the frames of the event loop, and speak of argum
 """
 
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
+from functools import partial, wraps
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import uvloop
 
@@ -29,12 +29,28 @@ if TYPE_CHECKING:
     from leyden.local.train import TrainingResult
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Named = str | Callable[..., Any]
 """A function, or a reference to one: `module:name` or `file.py:name`."""
 TaskList = str | Path | Sequence[Any]
 """A file with one JSON object a line, or a list of tasks."""
 
 
+def _without_noise(function: Callable[P, T]) -> Callable[P, T]:
+    """Raise an error of the function that is the user's again, without what was raised before it."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except (ConfigError, LoadError, TrainingError, StoreError) as error:
+            failure = type(error)(str(error))
+        raise failure
+
+    return call
+
+
+@_without_noise
 def train(
     config: str | Path | None = None,
     /,
@@ -53,18 +69,15 @@ def train(
     `restart` archives an earlier run of the same name and starts over. `accept_changes` continues a run although
     the file of its tasks was edited.
     """
+    run_config = build_config(config, restart=restart, agent=agent, tasks=tasks, reward=reward, **settings)
+    check_inputs(run_config, resuming=partial(RunFolder.of(run_config).check, accept_changes=accept_changes))
+    configure_openmp()
+    from leyden.local.train import train as train_run  # imports torch
 
-    def work() -> "TrainingResult":
-        run_config = build_config(config, restart=restart, agent=agent, tasks=tasks, reward=reward, **settings)
-        check_inputs(run_config, resuming=partial(RunFolder.of(run_config).check, accept_changes=accept_changes))
-        configure_openmp()
-        from leyden.local.train import train as train_run  # imports torch
-
-        return _run(train_run(run_config, accept_changes=accept_changes))
-
-    return _without_noise(work)
+    return _run(train_run(run_config, accept_changes=accept_changes))
 
 
+@_without_noise
 def evaluate(
     config: str | Path | None = None,
     /,
@@ -78,18 +91,15 @@ def evaluate(
 
     The arguments are those of `train`. `model` may be a checkpoint: `model="runs/calc/step-50"`.
     """
+    run_config = build_config(config, trains=False, agent=agent, tasks=tasks, reward=reward, **settings)
+    check_inputs(run_config, run_config.tasks if tasks is not None else None)
+    configure_openmp()
+    from leyden.local.evaluate import evaluate_model  # imports torch
 
-    def work() -> "EvaluatedModel":
-        run_config = build_config(config, trains=False, agent=agent, tasks=tasks, reward=reward, **settings)
-        check_inputs(run_config, run_config.tasks if tasks is not None else None)
-        configure_openmp()
-        from leyden.local.evaluate import evaluate_model  # imports torch
-
-        return _run(evaluate_model(run_config, tasks=run_config.tasks if tasks is not None else None))
-
-    return _without_noise(work)
+    return _run(evaluate_model(run_config, tasks=run_config.tasks if tasks is not None else None))
 
 
+@_without_noise
 def dev(
     config: str | Path | None = None,
     /,
@@ -106,18 +116,15 @@ def dev(
 
     With `replay` each rollout runs again, answered from its record. The other arguments are those of `train`.
     """
+    run_config = build_config(config, trains=False, agent=agent, tasks=tasks, reward=reward, **settings)
+    check_inputs(run_config)
+    configure_openmp()
+    from leyden.local.dev import run_dev  # imports torch
 
-    def work() -> "DevReport":
-        run_config = build_config(config, trains=False, agent=agent, tasks=tasks, reward=reward, **settings)
-        check_inputs(run_config)
-        configure_openmp()
-        from leyden.local.dev import run_dev  # imports torch
-
-        return _run(run_dev(run_config, limit, rollouts, replay))[0]
-
-    return _without_noise(work)
+    return _run(run_dev(run_config, limit, rollouts, replay))[0]
 
 
+@_without_noise
 def export(
     run: str, /, *, to: str | Path, step: str | int = "best", home: str | Path = "runs", policy: str | None = None
 ) -> Path:
@@ -125,42 +132,26 @@ def export(
 
     `step` is `"best"`, `"last"` or a number. `policy` is one of several that the run trains.
     """
+    configure_openmp()
+    from leyden.local.export import export as export_run  # imports torch
+    from leyden.runs.run_checkpoints import require_run_folder
 
-    def work() -> Path:
-        configure_openmp()
-        from leyden.local.export import export as export_run  # imports torch
-        from leyden.runs.run_checkpoints import require_run_folder
-
-        export_run(require_run_folder(Path(home), run), Path(to), str(step), policy)
-        return Path(to)
-
-    return _without_noise(work)
+    export_run(require_run_folder(Path(home), run), Path(to), str(step), policy)
+    return Path(to)
 
 
+@_without_noise
 def compare(
     first: str, second: str, /, *, steps: tuple[int | None, int | None] = (None, None), home: str | Path = "runs"
 ) -> PairedDifference:
     """Compare the last evaluations of two runs (or those of `steps`) task by task: the difference and its error."""
+    from leyden.runs.stored_runs import compare_runs  # imports SQLAlchemy
 
-    def work() -> PairedDifference:
-        from leyden.runs.stored_runs import compare_runs  # imports SQLAlchemy
-
-        return _run(compare_runs(Path(home), first, second, steps))
-
-    return _without_noise(work)
+    return _run(compare_runs(Path(home), first, second, steps))
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
     return run_to_completion(work, uvloop.run)
-
-
-def _without_noise(work: Callable[[], T]) -> T:
-    """Call a function. An error that is the user's is raised here, without what was raised before it."""
-    try:
-        return work()
-    except (ConfigError, LoadError, TrainingError, StoreError) as error:
-        failure = type(error)(str(error))
-    raise failure
 
 
 def build_config(config: str | Path | None, *, restart: bool = False, trains: bool = True, **settings: Any) -> Config:
