@@ -20,8 +20,7 @@ from leyden.orchestrator.policy_stages import PolicyStages
 from leyden.orchestrator.publications import Publications
 from leyden.orchestrator.publisher import Publisher
 from leyden.orchestrator.report.metrics_log import read_metrics
-from leyden.orchestrator.report.observer import TrainingObserver
-from leyden.orchestrator.report.reports import Reports
+from leyden.orchestrator.report.reports import Reports, TrainingObserver
 from leyden.orchestrator.rollouts.branching import Branching
 from leyden.orchestrator.rollouts.collector import RolloutCollector
 from leyden.orchestrator.rollouts.difficulty import Difficulty
