@@ -103,9 +103,7 @@ async def run_dev(
     run = folder.path.name
     episodes: list[Episode] = []
 
-    line = ProgressLine(stderr_console())
-
-    async def collect(collector: RolloutCollector) -> ReplayReport | None:
+    async def collect(collector: RolloutCollector, line: ProgressLine) -> ReplayReport | None:
         specs = [GroupSpec(f"dev-{number}", task, rollouts, Purpose.DEV) for number, task in enumerate(chosen)]
         total = len(specs) * rollouts
         line.show(f"0 of {total} rollouts")
@@ -123,10 +121,8 @@ async def run_dev(
 
     with folder.acquire(config):
         async with local_stack(config, folder.path, policies, run) as stack:
-            try:
-                replayed = await stack.run(collect(RolloutCollector(stack.remote, run)))
-            finally:
-                line.close()
+            with ProgressLine(stderr_console()) as line:
+                replayed = await stack.run(collect(RolloutCollector(stack.remote, run), line))
     return replace(summarise(config, episodes, folder.path), replay=replayed), episodes
 
 

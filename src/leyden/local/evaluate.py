@@ -13,7 +13,7 @@ from leyden.local.readable import Readable
 from leyden.local.stack import local_stack
 from leyden.orchestrator.report.progress_line import ProgressLine
 from leyden.orchestrator.rollouts.collector import RolloutCollector
-from leyden.orchestrator.rollouts.evaluation import EvaluationResult, evaluate
+from leyden.orchestrator.rollouts.evaluation import evaluate
 from leyden.orchestrator.rollouts.tasks import read_task_file, read_tasks
 from leyden.runs.run_checkpoints import known_runs, with_model
 from leyden.runs.run_folder import RunFolder
@@ -61,17 +61,13 @@ async def evaluate_model(config: Config, model: str | None = None, tasks: str | 
     run = folder.path.name
     with folder.acquire(config):
         async with local_stack(config, folder.path, loaded, run) as stack:
-            line = ProgressLine(stderr_console())
+            with ProgressLine(stderr_console()) as line:
 
-            def progress(done: int, total: int) -> None:
-                line.show(f"{done} of {total} rollouts")
+                def progress(done: int, total: int) -> None:
+                    line.show(f"{done} of {total} rollouts")
 
-            measured: EvaluationResult
-            try:
                 collector = RolloutCollector(stack.remote, run)
                 measured, _ = await stack.run(evaluate(collector, "eval", chosen, config, progress))
-            finally:
-                line.close()
     return EvaluatedModel(
         run=run,
         model=", ".join(dict.fromkeys(one.source.name for one in loaded)),

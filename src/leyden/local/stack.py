@@ -154,14 +154,11 @@ async def _shown_server(
     options: ServerProcessOptions, engines: Mapping[str, ServedEngine], log: Path
 ) -> AsyncIterator[LocalServer]:
     """Run a server within this context; on a terminal, show that it is starting."""
-    line = ProgressLine(stderr_console())
-    line.show("starting the server")
-    try:
+    with ProgressLine(stderr_console()) as line:
+        line.show("starting the server")
         async with LocalServer(options, engines, log) as server:
             line.close()
             yield server
-    finally:
-        line.close()
 
 
 async def _choose_isolation(options: WorkerOptions) -> WorkerOptions:
