@@ -68,13 +68,13 @@ class UpdateBuilder:
         with_credit, samples = await call_in_thread(credit)
         ratios = None
         if evaluation.ratios is not None:
-            by_key = {_key(sample): ratio for sample, ratio in zip(all_samples, evaluation.ratios, strict=True)}
+            by_key = dict(zip(map(_key, all_samples), evaluation.ratios, strict=True))
             ratios = [by_key[_key(sample)] for sample in samples]
         proximal = reference = None
         if policy_changes:  # computed for the samples of the update, so that rounding is that of the update
-            same = [*map(_key, samples)] == [*map(_key, all_samples)]
-            known = evaluation.logprobs if same else None
-            proximal = known if known is not None else await self._learner.logprobs(self._policy, samples)
+            proximal = evaluation.logprobs if len(samples) == len(all_samples) else None
+            if proximal is None:
+                proximal = await self._learner.logprobs(self._policy, samples)
         if self._algorithm.kl_loss:
             reference = await self._learner.logprobs(self._policy, samples, reference=True)
         return Update(samples, OldLogprobs(proximal, reference, ratios)), with_credit

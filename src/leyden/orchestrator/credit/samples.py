@@ -123,9 +123,7 @@ def select_rollouts(
     That is if they are fewer than `min_group`, or none has a call to train on.
     """
     selected: list[SelectedRollout] = []
-    trained = 0
-    excluded: Counter[str] = Counter()
-    calls_excluded: Counter[str] = Counter()
+    excluded, trained_before = accounting.excluded, accounting.trained
 
     def exclude_calls(episode: Episode, reasons: Iterable[str | None]) -> None:
         accounting.credits += [
@@ -151,20 +149,17 @@ def select_rollouts(
             exclude_calls(episode, ["diverged from the record"] * len(episode.calls))
             continue
         reasons = sample_filter.exclusion_reasons(episode)
-        calls_excluded.update(reason for reason in reasons if reason is not None)
+        accounting.calls_excluded.update(reason for reason in reasons if reason is not None)
         exclude_calls(episode, reasons)
         selected.append(SelectedRollout(episode, final, reasons))
         if None in reasons:
-            trained += 1
+            accounting.trained += 1
         else:
             others = sample_filter.foreign.policies.issuperset(call.policy for call in episode.calls)
             excluded[CALLED_OTHERS if others and episode.calls else "no call to train on"] += 1
     accounting.requested += len(group)
     accounting.groups += 1
-    accounting.excluded += excluded
-    accounting.calls_excluded += calls_excluded
-    accounting.trained += trained
-    if len(selected) < sample_filter.min_group or not trained:
+    if len(selected) < sample_filter.min_group or accounting.trained == trained_before:
         accounting.groups_dropped += 1
         leave_out(selected, "group too small", accounting)
         return None

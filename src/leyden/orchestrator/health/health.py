@@ -33,10 +33,6 @@ class Health:
         """Raise if too many tasks have failed in a row, these included."""
         self._streak.add(episodes)
 
-    def add_start(self, measured: EvaluationResult) -> None:
-        """Add the evaluation before the first step."""
-        self._collapse.add_held_out(0, measured.reward, measured.error)
-
     def find_collapse(self, step: int, held_out: EvaluationResult | None) -> str | None:
         """Return that the held-out reward collapses; the checkpoint that was best before is then worth keeping."""
         return None if held_out is None else self._collapse.add_held_out(step, held_out.reward, held_out.error)

@@ -45,7 +45,7 @@ class Evaluations:
         if not requested_before:  # otherwise failures may be those that have ended the run already
             self._health.check_streak(episodes)
         if step == 0:
-            self._health.add_start(measured)
+            self._health.find_collapse(0, measured)
         else:
             measured = replace(measured, change=compare(await self._read_rewards_before(), measured.rewards))
         if measured.reward is not None and (self.best_reward is None or measured.reward >= self.best_reward):
