@@ -19,7 +19,7 @@ from leyden.episodes import Episode
 from leyden.learner.errors import TrainingError
 from leyden.orchestrator.algorithm.resolve import algorithms_of
 from leyden.orchestrator.credit.own_rewards import ForeignRewards
-from leyden.orchestrator.health.routed_roles import check_roles
+from leyden.orchestrator.health.roles import check_roles
 from leyden.orchestrator.report.console import ConsoleReport
 from leyden.orchestrator.report.metrics_log import step_metrics
 from leyden.outcomes import Ending

@@ -290,7 +290,7 @@ async def _dev(options: argparse.Namespace) -> None:
             raise ConfigError(no_calls(first if report.failures else None))
         why = f": {first}" if first else ""
         if any("role not selected" in reason for reason in report.left_out):
-            from leyden.orchestrator.health.nothing_to_learn import no_such_roles
+            from leyden.orchestrator.health.roles import no_such_roles
 
             why = f": {no_such_roles(report.roles)}"
         raise ConfigError(f"no call can be trained on ({format_counts(report.left_out)}){why}")

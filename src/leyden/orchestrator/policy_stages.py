@@ -18,7 +18,7 @@ from leyden.orchestrator.credit.samples import Groups, StepAccounting, leave_out
 from leyden.orchestrator.early_gradient import EarlyGradient
 from leyden.orchestrator.health.divergence import Divergence
 from leyden.orchestrator.health.health import PolicyHealth
-from leyden.orchestrator.health.shared_weights import shared_weights
+from leyden.orchestrator.health.roles import shared_weights
 from leyden.orchestrator.publications import Publications
 from leyden.orchestrator.publisher import Publisher
 from leyden.orchestrator.report.reports import Reports

@@ -1,25 +1,11 @@
 """Explains why a step has nothing to learn from."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from leyden.documentation import page
 from leyden.episodes import Episode
-from leyden.extras import install_command
 from leyden.orchestrator.credit.samples import StepAccounting
 from leyden.orchestrator.health.failures import NO_CALLS
-
-_HOW_ROLES_ARE_FOUND = (
-    "A call has the role that it names, that of the span around it (LangChain, LangGraph, OpenAI Agents SDK: "
-    f"{install_command('trace')}), or one whose rule in `[roles]` matches its system prompt "
-    f"({page('gateway', 'Roles')})"
-)
-
-
-def no_such_roles(roles: Iterable[str | None]) -> str:
-    """Return which roles there were, if none of them is trained on, and what to change."""
-    names = [role or "(none)" for role in roles]
-    advice = f"calls had the roles {', '.join(names)}; `training.roles` names those that are trained on"
-    return f"{advice}. {_HOW_ROLES_ARE_FOUND}" if "(none)" in names else advice
+from leyden.orchestrator.health.roles import no_such_roles
 
 
 def nothing_to_learn(step: int, accounting: StepAccounting, episodes: Sequence[Episode]) -> str:

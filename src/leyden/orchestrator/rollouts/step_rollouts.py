@@ -11,7 +11,7 @@ from leyden.episodes import Episode
 from leyden.learner.protocol import TrainerState
 from leyden.orchestrator.credit.samples import Groups
 from leyden.orchestrator.health.health import Health
-from leyden.orchestrator.health.routed_roles import check_roles
+from leyden.orchestrator.health.roles import check_roles
 from leyden.orchestrator.report.reports import Reports
 from leyden.orchestrator.report.step_report import StepReport
 from leyden.orchestrator.rollouts.branching import Branching

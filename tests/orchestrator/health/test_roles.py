@@ -2,7 +2,7 @@
 
 from smallepisodes import call, episode
 
-from leyden.orchestrator.health.shared_weights import shared_weights
+from leyden.orchestrator.health.roles import shared_weights
 
 
 def test_a_role_that_shares_trained_weights_is_named_with_how_to_freeze_it() -> None:
