@@ -1,15 +1,15 @@
 """Checks grammars in processes with limits of time and memory, so that no grammar can occupy the server.
 
 A compilation cannot be interrupted, so the kernel ends a process (`python -m leyden.engine.grammar_checker SOCKET`)
-whose grammar takes more CPU time or memory than it may. A check that nobody waits for any more is ended. The checks of
-one session run one after another.
+whose grammar takes more CPU time or memory than it may. A check whose caller is gone is ended, and begun again if
+others wait for it. The checks of one session run one after another.
 """
 
 import asyncio
 import resource
 import sys
 import weakref
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -91,50 +91,34 @@ class GrammarChecker:
         self._slots = asyncio.Semaphore(_PROCESSES)
         self._idle: list[AnsweringProcess] = []
         self._known: OrderedDict[_Key, str] = OrderedDict()
-        self._running: dict[_Key, asyncio.Task[str]] = {}
-        self._waiting: Counter[_Key] = Counter()
-        self._sessions: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._locks: weakref.WeakValueDictionary[_Key | str, asyncio.Lock] = weakref.WeakValueDictionary()
+        """By grammar, which is checked once for all who wait for it, and by session."""
 
     async def check(self, grammar: str, stop_ids: Sequence[int], session: str) -> None:
         """Raise `GrammarError` if a grammar is invalid or takes too much time or memory."""
         key = (grammar, tuple(stop_ids))
-        error = self._known.get(key)
-        if error is None:
-            error = await self._wait(key, session)
-            self._known[key] = error
-            if len(self._known) > _KNOWN_GRAMMARS:
-                self._known.popitem(last=False)
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            error = self._known.get(key)
+            if error is None:
+                async with self._locks.setdefault(session, asyncio.Lock()), self._slots:
+                    error = self._known[key] = await self._run(key)
+                if len(self._known) > _KNOWN_GRAMMARS:
+                    self._known.popitem(last=False)
         if error:
             raise GrammarError(error)
 
-    async def _wait(self, key: _Key, session: str) -> str:
-        """Wait for the check of a grammar, which starts with the first caller and is cancelled with the last."""
-        running = self._running.get(key)
-        if running is None:
-            running = self._running[key] = asyncio.create_task(self._run(key, session))
-        self._waiting[key] += 1
-        try:
-            return await asyncio.shield(running)
-        finally:
-            self._waiting[key] -= 1
-            if not self._waiting[key]:
-                running.cancel()
-                del self._waiting[key], self._running[key]
-
-    async def _run(self, key: _Key, session: str) -> str:
-        lock = self._sessions.setdefault(session, asyncio.Lock())
-        async with lock, self._slots:
-            request, reply = msgspec.json.encode(CheckRequest(*key)), None
-            if self._idle:
-                process = self._idle.pop()
-                reply = await process.ask(request, _TIMEOUT_S)
-            if reply is None:  # the idle process may have died before
-                process = AnsweringProcess(_MODULE, msgspec.json.encode(self._setup))
-                reply = await process.ask(request, _TIMEOUT_S)
-            if reply is None:
-                return _TOO_COSTLY
-            self._idle.append(process)
-            return msgspec.json.decode(reply, type=str)
+    async def _run(self, key: _Key) -> str:
+        request, reply = msgspec.json.encode(CheckRequest(*key)), None
+        if self._idle:
+            process = self._idle.pop()
+            reply = await process.ask(request, _TIMEOUT_S)
+        if reply is None:  # the idle process may have died before
+            process = AnsweringProcess(_MODULE, msgspec.json.encode(self._setup))
+            reply = await process.ask(request, _TIMEOUT_S)
+        if reply is None:
+            return _TOO_COSTLY
+        self._idle.append(process)
+        return msgspec.json.decode(reply, type=str)
 
 
 if __name__ == "__main__":
