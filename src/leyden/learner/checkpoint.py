@@ -162,13 +162,9 @@ class Checkpoints:
         """Return the folder with the weights of a step: a checkpoint, or the model that training started with."""
         return self._model.folder if step == 0 else self._folder / f"step-{step}"
 
-    @property
-    def _steps(self) -> list[int]:
-        return checkpoint_steps(self._run, self._policy)
-
     def _delete_old(self) -> None:
         """Keep the newest few, since a run may have to resume from any of them, and the checkpoints that they need."""
-        steps = self._steps
+        steps = checkpoint_steps(self._run, self._policy)
         for step in {*steps} - needed_steps(self._folder, steps[-self._kept.keep :]):
             shutil.rmtree(self._folder / f"step-{step}")
 

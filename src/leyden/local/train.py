@@ -8,12 +8,11 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, closing, contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -168,39 +167,32 @@ async def train(
         )
         print_note(draw_text(metrics))
         print_note(time_summary(metrics))
-    measured = metric_points(metrics, "held_out/reward")
+    rewards, errors = (dict(metric_points(metrics, f"held_out/{one}")) for one in ("reward", "error"))
+    newest = max(rewards, default=0)
+    last = {name: value for line in metrics for name, value in line.items()}
     return TrainingResult(
         run=config.run,
         folder=folder.path,
         step=state.step,
         steps=config.training.steps,
-        before=measured[0][1] if measured and measured[0][0] == 0 else None,
-        after=measured[-1][1] if measured and measured[-1][0] > 0 else None,
+        before=rewards.get(0),
+        after=rewards[newest] if newest else None,
         best_step=state.best_step,
         seconds=time.monotonic() - started,
         best=state.best_reward,
-        best_error=_at(metrics, "held_out/error", state.best_step) if state.best_step is not None else None,
-        before_error=_at(metrics, "held_out/error", 0),
-        after_error=_at(metrics, "held_out/error", measured[-1][0]) if measured else None,
-        counted=int(_last(metrics, "held_out/counted") or 0),
-        change=_last(metrics, "held_out/change"),
-        change_error=_last(metrics, "held_out/change_error"),
-        test=_last(metrics, "test/reward"),
-        test_error=_last(metrics, "test/error"),
+        best_error=errors.get(state.best_step) if state.best_step is not None else None,
+        before_error=errors.get(0),
+        after_error=errors.get(newest),
+        counted=int(last.get("held_out/counted", 0)),
+        change=last.get("held_out/change"),
+        change_error=last.get("held_out/change_error"),
+        test=last.get("test/reward"),
+        test_error=last.get("test/error"),
         policy=policy,
         policies=tuple(states),
         updates=sum(one.version for one in states.values()),
         standstill=_standstill(config, folder, states),
     )
-
-
-def _last(lines: Sequence[dict[str, Any]], name: str) -> float | None:
-    points = metric_points(lines, name)
-    return points[-1][1] if points else None
-
-
-def _at(lines: Sequence[dict[str, Any]], name: str, step: int) -> float | None:
-    return dict(metric_points(lines, name)).get(step)
 
 
 def _too_few_tasks(config: Config, tasks: Tasks) -> list[str]:
@@ -280,7 +272,7 @@ async def _train(
         lines = read_metrics(folder.metrics_file, next(iter(states)))
         measured = metric_points(lines, "held_out/reward")
         last, reward = measured[-1] if measured else (0, None)
-        error = _at(lines, "held_out/error", last)
+        error = dict(metric_points(lines, "held_out/error")).get(last)
         display = ConsoleReport(stderr_console(), config.training.steps, reward, error, last, several)
         if any(line["step"] == config.training.steps and "test/reward" in line for line in lines):
             tasks = replace(tasks, test=())  # they are measured once
