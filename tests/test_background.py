@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.background import start_background, wait_set
+from leyden.background import running, start_background, wait_set
 
 
 async def fail() -> None:
@@ -28,6 +28,23 @@ async def test_success_and_cancellation_are_not_logged(caplog: pytest.LogCapture
     await asyncio.wait(tasks)
     await asyncio.sleep(0)
     assert not caplog.text
+
+
+async def test_what_runs_within_a_context_has_ended_after_it(caplog: pytest.LogCaptureFixture) -> None:
+    ended = []
+
+    async def work(seconds: float, result: str) -> str:
+        try:
+            await asyncio.sleep(seconds)
+            return result
+        finally:
+            ended.append(result)
+
+    with pytest.raises(RuntimeError, match="enough"):
+        async with running(work(0, "short"), work(60, "long")) as (short, long):
+            assert await short == "short" and not long.done()
+            raise RuntimeError("enough")
+    assert long.cancelled() and ended == ["short", "long"]
 
 
 def test_no_loop_uses_wait_for() -> None:

@@ -6,8 +6,8 @@ A task that fails logs its traceback at once, even if nothing awaits it.
 import asyncio
 import logging
 import signal
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,6 +20,21 @@ def start_background(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(_log_failure)
     return task
+
+
+@asynccontextmanager
+async def running(*works: Coroutine[Any, Any, T]) -> AsyncIterator[list[asyncio.Task[T]]]:
+    """Run coroutines within this context, as tasks; at its end those that are not done are cancelled and waited for.
+
+    An error of a task is for whoever reads its result.
+    """
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def wait_set(event: asyncio.Event, timeout_s: float | None) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NoReturn, Protocol
 
-from leyden.background import start_background
+from leyden.background import running, start_background
 from leyden.engine.protocol import (
     EngineBackend,
     EngineError,
@@ -67,14 +67,9 @@ class ReplicaBackend(SeparateEngine):
 
     async def wait_failed(self) -> NoReturn:
         """Wait until one of them has failed for good, and raise the reason."""
-        failures = [asyncio.create_task(replica.wait_failed()) for replica in self._replicas]
-        try:
+        async with running(*(replica.wait_failed() for replica in self._replicas)) as failures:
             done, _ = await asyncio.wait(failures, return_when=asyncio.FIRST_COMPLETED)
             done.pop().result()
-        finally:
-            for failure in failures:
-                failure.cancel()
-            await asyncio.gather(*failures, return_exceptions=True)
 
     @asynccontextmanager
     async def changing_weights(self, version: int) -> AsyncIterator[None]:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from msgspec.structs import replace
 
+from leyden.background import running
 from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.ray_cluster import RayWorkers
 from leyden.config import Config, ConfigError
@@ -145,13 +146,8 @@ class RayCluster:
 
     async def find(self) -> list[Place]:
         """Return the place of each rank. If one cannot be found, the others are not looked for any more."""
-        finding = [asyncio.create_task(one.find()) for one in self._ranks]
-        try:
+        async with running(*(one.find() for one in self._ranks)) as finding:
             return await asyncio.gather(*finding)
-        finally:
-            for each in finding:
-                each.cancel()
-            await asyncio.gather(*finding, return_exceptions=True)
 
     @asynccontextmanager
     async def workers(self, options: WorkerOptions, key: str, log: Path) -> AsyncIterator["ClusterWorkers"]:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from leyden.api.client import Remote, RetryingRemote, RetryLimits, read_key
 from leyden.api.wire import MAX_KEY_TTL_S, KeySpec, RunSpec
-from leyden.background import start_background
+from leyden.background import running, start_background
 from leyden.client.isolation.running import choose_mode
 from leyden.client.worker.options import WorkerOptions
 from leyden.client.worker.worker import isolation_request
@@ -54,19 +54,14 @@ class SupervisedPart(Protocol):
 
 async def run_with(parts: Iterable[SupervisedPart], work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that needs some parts; raises the error of a part that fails."""
-    task = asyncio.create_task(work)
-    failures = [asyncio.create_task(part.wait_failed()) for part in parts]
-    try:
-        await asyncio.wait({task, *failures}, return_when=asyncio.FIRST_COMPLETED)
+    async with running(work, *(part.wait_failed() for part in parts)) as tasks:
+        task, *failures = tasks
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not task.done() or task.exception() is not None:
             for failure in failures:
                 if failure.done():
                     failure.result()
         return task.result()
-    finally:
-        for one in (task, *failures):
-            one.cancel()
-        await asyncio.gather(task, *failures, return_exceptions=True)
 
 
 class LocalStack(Struct, frozen=True):

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from leyden.background import running
 from leyden.config import Config
 from leyden.learner.errors import TrainingError
 from leyden.learner.protocol import TrainerState
@@ -208,16 +209,13 @@ class Trainer:
     async def _unless_stopped(self, stop: asyncio.Event, evaluation: Coroutine[Any, Any, object]) -> None:
         """Await an evaluation that the next start repeats with the rollouts in the store; abandon it at `stop`."""
         self.waits_for_evaluation = True
-        evaluating, stopping = asyncio.create_task(evaluation), asyncio.create_task(stop.wait())
         try:
-            await asyncio.wait({evaluating, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if evaluating.done():
-                evaluating.result()
+            async with running(evaluation, stop.wait()) as (evaluating, stopping):
+                await asyncio.wait({evaluating, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if evaluating.done():
+                    evaluating.result()
         finally:
             self.waits_for_evaluation = False
-            for task in (evaluating, stopping):
-                task.cancel()
-            await asyncio.wait({evaluating, stopping})
 
 
 async def _cancel(task: asyncio.Task[Any] | None) -> None:

@@ -6,12 +6,13 @@ gather tensors can do nothing else until then.
 
 import asyncio
 import os
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import aiohttp
 from torch import Tensor
 
+from leyden.background import running
 from leyden.engine.broadcast import Broadcaster, Dtypes, NcclGroups, Sent
 from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.http import call, read
@@ -96,18 +97,15 @@ class _OwnTensors:
         return end
 
 
-async def _wait_both(answer: Awaitable[Any], sending: Awaitable[T]) -> T:
+async def _wait_both(answer: Coroutine[Any, Any, Any], sending: Awaitable[T]) -> T:
     """Return what a sender returns, when vLLM has answered as well. If both fail, vLLM's error is the cause."""
-    answering = asyncio.ensure_future(answer)
-    try:
-        sent = await sending
-        async with asyncio.timeout(_LIMIT_S):
-            await answering
-        return sent
-    except EngineError:
-        if answering.done():
-            await answering
-        raise
-    finally:
-        answering.cancel()
-        await asyncio.gather(answering, return_exceptions=True)  # so that its error counts as seen
+    async with running(answer) as (answering,):
+        try:
+            sent = await sending
+            async with asyncio.timeout(_LIMIT_S):
+                await answering
+            return sent
+        except EngineError:
+            if answering.done():
+                await answering
+            raise

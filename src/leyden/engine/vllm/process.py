@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
+from leyden.background import running
 from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.http import call, control, is_healthy
 from leyden.engine.vllm.launch import VllmInstallation, VllmOptions, command, environment, find_vllm
@@ -86,16 +87,11 @@ class VllmProcess(SupervisedProcess):
         if not self._down.is_set() and not await self._ends():
             return False
         await self._down.wait()
-        failing = asyncio.create_task(self.wait_failed())
-        up = asyncio.create_task(self._up.wait())
-        try:
+        async with running(self.wait_failed(), self._up.wait()) as (failing, up):
             await asyncio.wait({failing, up}, return_when=asyncio.FIRST_COMPLETED)
             if not up.done():
                 failing.result()
             return True
-        finally:
-            failing.cancel()
-            up.cancel()
 
     async def _end(self) -> None:
         """Stop the server and remove its folder."""
@@ -198,18 +194,14 @@ class VllmProcess(SupervisedProcess):
         await self._ready(self._process)
 
     async def _ready(self, process: ChildProcess) -> None:
-        ended = asyncio.create_task(process.wait())
         deadline = time.monotonic() + _START_TIMEOUT_S
-        try:
-            async with control(str(self._private_socket)) as client:
-                while not await is_healthy(client):
-                    await asyncio.wait({ended}, timeout=_POLL_S)
-                    if ended.done():
-                        raise EngineError(f"vLLM did not start (status {ended.result()}): {self._reason()}")
-                    if time.monotonic() > deadline:  # `stop` ends it
-                        raise EngineError(f"vLLM was not ready after {_START_TIMEOUT_S:.0f} s: {self._reason()}")
-        finally:
-            ended.cancel()
+        async with running(process.wait()) as (ended,), control(str(self._private_socket)) as client:
+            while not await is_healthy(client):
+                await asyncio.wait({ended}, timeout=_POLL_S)
+                if ended.done():
+                    raise EngineError(f"vLLM did not start (status {ended.result()}): {self._reason()}")
+                if time.monotonic() > deadline:  # `stop` ends it
+                    raise EngineError(f"vLLM was not ready after {_START_TIMEOUT_S:.0f} s: {self._reason()}")
 
     def _admit(self) -> None:
         """Let clients reach the server at `socket`."""
