@@ -24,13 +24,17 @@ def read_beside(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / BESIDE_FILE)
 
 
+def moments_of(policy: Policy) -> dict[str, Tensor]:
+    """Return the moments and step counts of the optimiser."""
+    states = {name: policy.optimiser.state.get(parameter, {}) for name, parameter in policy.parameters.items()}
+    return {f"{name}.{key}": value for name, state in states.items() for key, value in state.items()}
+
+
 def beside_and_moments(policy: Policy, moments: bool = True) -> dict[str, Tensor]:
     """Return them by their names in a sharded checkpoint, with or without the moments of the optimiser."""
-    found = {f"{BESIDE}{name}": each.detach() for name, each in policy.extra_parameters.items()}
-    for name, parameter in policy.parameters.items() if moments else ():
-        for key, value in policy.optimiser.state.get(parameter, {}).items():
-            found[f"{MOMENTS}{name}.{key}"] = value
-    return found
+    beside = {f"{BESIDE}{name}": each.detach() for name, each in policy.extra_parameters.items()}
+    own = moments_of(policy) if moments else {}
+    return beside | {f"{MOMENTS}{name}": value for name, value in own.items()}
 
 
 def make_moments(policy: Policy, folder: Path) -> None:

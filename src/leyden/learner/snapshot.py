@@ -1,6 +1,6 @@
 """What a checkpoint is written from, so that it can be written while training goes on."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from msgspec import Struct
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from leyden.learner.moments import moments_of
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import TrainerState
 from leyden.process.resources import free_memory
@@ -33,7 +34,7 @@ class Snapshot(Struct, frozen=True):
     def of(cls, policy: Policy, state: TrainerState, moments: bool) -> "Snapshot":
         """Return that of a policy as it is, with or without its moments; it shares the policy's memory."""
         extra = {name: each.detach().contiguous() for name, each in policy.extra_parameters.items()}
-        optimiser = dict(_moments(policy)) if moments else {}
+        optimiser = {name: each.contiguous() for name, each in moments_of(policy).items()} if moments else {}
         return cls(state, policy.served, policy.weights(), extra, {**optimiser, RNG: torch.get_rng_state()})
 
     def copy(self) -> "Snapshot | None":
@@ -49,10 +50,3 @@ class Snapshot(Struct, frozen=True):
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-
-
-def _moments(policy: Policy) -> Iterator[tuple[str, Tensor]]:
-    names = {parameter: name for name, parameter in policy.parameters.items()}
-    for parameter, state in policy.optimiser.state.items():
-        for key, value in state.items():
-            yield f"{names[parameter]}.{key}", value.contiguous()
