@@ -74,12 +74,38 @@ def replace_unread(ids: Tensor, slots: Tensor, sampled: Tensor | None) -> Tensor
     return ids if sampled is None else torch.where(ids == UNREAD, sampled[slots], ids)
 
 
-class HubForward:
+class InferenceCopy:
+    """A copy of a model's modules, always in evaluation mode; over the same parameters if those are of this precision.
+
+    The trainer may set `train()`, checkpointing or another attention implementation on the original.
+    """
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+        self._served, self.shares_parameters = model, dtype == model.dtype
+        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        self._model: Any = copy.deepcopy(model, shared if self.shares_parameters else None)
+        self._model.train(False)
+        if not self.shares_parameters:
+            self._model.requires_grad_(False)
+            for parameter in self._model.parameters():
+                parameter.data = parameter.data.to(dtype)
+        if model.config.get_text_config()._attn_implementation not in ("eager", "sdpa"):
+            self._model.set_attn_implementation("sdpa")
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Write the new weights into the copy, unless they are the same."""
+        pairs = zip(self._model.parameters(), self._served.parameters(), strict=True)
+        apart = [(copy, parameter.detach()) for copy, parameter in pairs if copy is not parameter]
+        if apart:
+            torch._foreach_copy_([copy for copy, _ in apart], [parameter for _, parameter in apart])
+
+
+class HubForward(InferenceCopy):
     """Runs the model's own code: all segments of one token together, the others one by one."""
 
     def __init__(self, model: PreTrainedModel, kv_cache: KVCache) -> None:
-        self._model, self._served = _inference_copy(model, kv_cache.dtype), model
-        self.shares_parameters = kv_cache.dtype == model.dtype
+        super().__init__(model, kv_cache.dtype)
         config = model.config.get_text_config()
         self._layer_types = set(getattr(config, "layer_types", None) or ())
         self._window: int | None = getattr(config, "sliding_window", None)
@@ -90,10 +116,6 @@ class HubForward:
         """Whether the model's layers keep only keys and values."""
         layer_types = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
         return layer_types <= _ATTENTION_LAYERS and not model._is_stateful
-
-    def refresh(self) -> None:
-        """Write the new weights into the copy, if there is one."""
-        _refresh_copy(self._model, self._served)
 
     def __call__(self, segments: Sequence[Segment], sampled: Tensor | None = None) -> Tensor:
         """Run the model once for all single tokens and once for each longer segment."""
@@ -165,24 +187,20 @@ class SlotCache(Cache):
         return buffer[:, :, : self._length][self._slots]
 
 
-class RecomputeForward:
+class RecomputeForward(InferenceCopy):
     """Runs the model's own code over each sequence from its beginning; keeps only token ids.
 
     Slow, and correct for every causal model, since no token attends to the padding on its right.
     """
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
-        self._model, self._served, self._device = _inference_copy(model, dtype), model, model.device
-        self.shares_parameters = dtype == model.dtype
+        super().__init__(model, dtype)
+        self._device = model.device
         self._ids: dict[int, list[int]] = {}
         log.warning(
             "not all layers of %s are attention: every sampled token recomputes its whole sequence, which is slow",
             type(model).__name__,
         )
-
-    def refresh(self) -> None:
-        """Write the new weights into the copy, if there is one."""
-        _refresh_copy(self._model, self._served)
 
     def __call__(self, segments: Sequence[Segment], sampled: Tensor | None = None) -> Tensor:
         """Run the model for segments that need logits, sequences of similar lengths together; none may be `UNREAD`."""
@@ -207,29 +225,3 @@ class RecomputeForward:
         wanted = torch.tensor(kept, device=self._device)
         output = self._model(input_ids=ids, use_cache=False, logits_to_keep=wanted)
         return [output.logits[at, [of[position] for position in rows]].float() for at, rows in enumerate(positions)]
-
-
-def _inference_copy(model: PreTrainedModel, dtype: torch.dtype) -> Any:
-    """Copy the modules, always in evaluation mode; over the same parameters if those are of this precision.
-
-    The trainer may set `train()`, checkpointing or another attention implementation on the original.
-    """
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    copied: Any = copy.deepcopy(model, shared if dtype == model.dtype else None)
-    copied.train(False)
-    if dtype != model.dtype:
-        copied.requires_grad_(False)
-        for parameter in copied.parameters():
-            parameter.data = parameter.data.to(dtype)
-    if model.config.get_text_config()._attn_implementation not in ("eager", "sdpa"):
-        copied.set_attn_implementation("sdpa")
-    return copied
-
-
-@torch.no_grad()
-def _refresh_copy(copied: Any, model: PreTrainedModel) -> None:
-    """Write the parameters of a model into its copy, unless they are the same."""
-    pairs = zip(copied.parameters(), model.parameters(), strict=True)
-    apart = [(copy, parameter.detach()) for copy, parameter in pairs if copy is not parameter]
-    if apart:
-        torch._foreach_copy_([copy for copy, _ in apart], [parameter for _, parameter in apart])
