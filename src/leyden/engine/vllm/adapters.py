@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -96,6 +95,8 @@ class AdapterBackend(SeparateEngine):
 
     def __init__(self, server: AdapterServer, policy: str) -> None:
         self._server, self._policy = server, policy
+        self.start, self.stop, self.wait_failed = server.start, server.stop, server.wait_failed
+        """Those of vLLM, which starts once and stops for all policies."""
         self.sleeps_while_training = server.sleeps_while_training
         """Whether the trainer must call `sleep` before it computes."""
 
@@ -108,18 +109,6 @@ class AdapterBackend(SeparateEngine):
     def is_down(self) -> bool:
         """Whether vLLM is being restarted."""
         return self._server.is_down
-
-    async def start(self) -> None:
-        """Start vLLM, unless another policy has."""
-        await self._server.start()
-
-    async def stop(self) -> None:
-        """Stop vLLM, for all policies."""
-        await self._server.stop()
-
-    async def wait_failed(self) -> NoReturn:
-        """Wait until vLLM has failed and is not restarted, and raise `EngineError` with the reason."""
-        await self._server.wait_failed()
 
     async def sleep(self) -> None:
         """Free vLLM's memory until the next publication."""
