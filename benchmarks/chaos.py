@@ -15,7 +15,8 @@ trainer, server, worker and host are killed in turn. Its engine is in the traine
 The last line is one JSON object: `kills` counts all faults, `lost` what was acknowledged and is not there, `twice` what
 counted more than once, `left_behind` the processes that are left at the end; `ratio` is 1 if there are none of these
 three. `resampled` counts the answers of the training that were recorded before a kill and are not in the attempt that
-its rollout ended with, out of all `sampled` ones. `--out FOLDER` keeps it as `benchmark.json`; without faults
+its rollout ended with, out of all `sampled` ones, and `anew` those among them whose rollout ended twice at one call and
+was begun anew, as it may have been its fault. `--out FOLDER` keeps it as `benchmark.json`; without faults
 under load as `training.json` or `training_without_replay.json`, and with vLLM as `vllm.json`.
 """
 
@@ -76,6 +77,7 @@ class Accounts(msgspec.Struct):
     left_behind: int = 0
     sampled: int = 0
     resampled: int = 0
+    anew: int = 0
 
 
 class Proxy:
@@ -425,12 +427,16 @@ WHERE now.ended IS NULL AND instr(before.message, 'killed by SIGKILL')
 FAILED = "SELECT id FROM rollouts WHERE state = 'finished' AND ending != 'succeeded'"
 """Rollouts that are shown at the end, because there should be none."""
 RESAMPLED = """
-SELECT count(*), coalesce(sum(NOT EXISTS (
+WITH answers AS (SELECT NOT EXISTS (
     SELECT 1 FROM attempts last JOIN calls kept ON kept.attempt_id = last.id
     WHERE last.rollout_id = rollouts.id AND last.number = rollouts.attempts AND kept.id = calls.id
-)), 0)
+) AS lost, EXISTS (
+    SELECT 1 FROM attempts later
+    WHERE later.rollout_id = rollouts.id AND later.number > attempts.number AND later.origin IS NULL
+) AS anew
 FROM calls JOIN attempts ON attempts.id = calls.attempt_id JOIN rollouts ON rollouts.id = attempts.rollout_id
-WHERE calls.status = 'ok' AND calls.origin IS NULL AND rollouts.state = 'finished'
+WHERE calls.status = 'ok' AND calls.origin IS NULL AND rollouts.state = 'finished')
+SELECT count(*), coalesce(sum(lost), 0), coalesce(sum(lost AND anew), 0) FROM answers
 """
 
 
@@ -475,7 +481,7 @@ def kill_in_training(
     accounts.lost += steps - len({line["step"] for line in lines})
     accounts.twice += len(lines) - len({line["step"] for line in lines})
     accounts.lost += sum(int(6 - line.get("rollouts/succeeded", 0)) for line in lines)
-    ((accounts.sampled, accounts.resampled),) = _query(folder, RESAMPLED)
+    ((accounts.sampled, accounts.resampled, accounts.anew),) = _query(folder, RESAMPLED)
     for (rollout,) in _query(folder, FAILED):
         subprocess.run([sys.executable, "-m", "leyden", "show", "chaos", rollout], cwd=folder, stdout=sys.stderr)
 
