@@ -9,7 +9,8 @@ from leyden.api.endpoint import Permission
 from leyden.server.gateway.calls.batch import merge_answers
 from leyden.server.gateway.calls.caller import Caller, identify
 from leyden.server.gateway.dialects.base import AnswerWriter, Dialect, DialectRoute, RouteRequest, StoredAnswer
-from leyden.server.gateway.dialects.registry import BASES, DIALECTS, GOOGLE
+from leyden.server.gateway.dialects.google.dialect import GOOGLE
+from leyden.server.gateway.dialects.registry import BASES, DIALECTS
 from leyden.server.gateway.dialects.types import AnswerEvent, AnswerStarted, GenerationRequest, PromptTokens
 from leyden.server.gateway.errors import ErrorKind, GatewayError
 from leyden.server.gateway.gateway import Gateway

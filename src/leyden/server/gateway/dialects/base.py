@@ -1,4 +1,4 @@
-"""The protocol of an API dialect: its routes, how it reads a request, and how it writes answers and errors.
+"""What an API dialect consists of: its routes, how it reads a request, and how it writes answers and errors.
 
 Reading and writing are pure. The gateway's routes do the I/O: they read a request, generate, and pass each
 `AnswerEvent` to the request's writer.
@@ -7,6 +7,7 @@ Reading and writing are pure. The gateway's routes do the I/O: they read a reque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from leyden.records import Call
@@ -80,14 +81,6 @@ class RouteRequest(Struct, frozen=True):
     body: bytes
 
 
-async def named_model(access: ModelAccess, request: RouteRequest) -> str:
-    """Return the model that the path of a request names; raise if no call of it would be answered."""
-    name = request.path["model"]
-    if not await access.serves(name):
-        raise no_model(name)
-    return name
-
-
 class DialectRoute(Struct, frozen=True):
     """A route of a dialect beside the one that generates: `handler` returns the JSON body of the answer."""
 
@@ -98,24 +91,29 @@ class DialectRoute(Struct, frozen=True):
     """The first line of its docstring is the summary in the OpenAPI description."""
 
 
-class Dialect(Protocol):
+def model_route(describe: Callable[[str], dict[str, Any]]) -> DialectRoute:
+    """Return the route of one model, as an API describes it."""
+
+    async def get_model(access: ModelAccess, request: RouteRequest) -> bytes:
+        """Describe a model."""
+        name = request.path["model"]
+        if not await access.serves(name):
+            raise no_model(name)
+        return msgspec.json.encode(describe(name))
+
+    return DialectRoute("GET", "/models/{model:path}", get_model)
+
+
+class Dialect(Struct, frozen=True):
     """One API by which agents call models."""
 
-    @property
-    def path(self) -> str:
-        """The path beneath /v1 of the route that generates. It takes POST."""
-
-    @property
-    def header(self) -> str | None:
-        """A header that only clients of this API send: it tells whose request it is on a path that APIs share."""
-
-    @property
-    def extra_routes(self) -> Sequence[DialectRoute]:
-        """The other routes of the API, if any: model lists, token counts, stored answers."""
-        return ()
-
-    async def read(self, call: RouteRequest, access: ModelAccess) -> DialectRequest:
-        """Read a request to `path`; raise `GatewayError` for one that cannot be served."""
-
-    def write_error(self, error: GatewayError) -> bytes:
-        """Return the JSON body of an error response."""
+    path: str
+    """The path beneath /v1 of the route that generates. It takes POST."""
+    read: Callable[[RouteRequest, ModelAccess], Awaitable[DialectRequest]]
+    """Reads a request to `path`; raises `GatewayError` for one that cannot be served."""
+    write_error: Callable[[GatewayError], bytes]
+    """Returns the JSON body of an error response."""
+    header: str | None = None
+    """A header that only clients of this API send: it tells whose request it is on a path that APIs share."""
+    extra_routes: tuple[DialectRoute, ...] = ()
+    """The other routes of the API, if any: model lists, token counts, stored answers."""

@@ -58,37 +58,27 @@ class CompletionRequest(SamplingParameters, frozen=True, kw_only=True):
         return bool(self.echo) and self.logprobs is not None
 
 
-class CompletionsDialect(Dialect):
-    """Serves /v1/completions."""
-
-    path = "/completions"
-    header = None
-
-    async def read(self, call: RouteRequest, access: ModelAccess) -> DialectRequest:
-        """Read a completion request; each of its prompts becomes a `GenerationRequest`."""
-        request, document = decode_body(call.body, CompletionRequest)
-        _check_supported(request)
-        limit = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-        first, *others = (
-            GenerationRequest(
-                model=request.model,
-                messages=(),
-                prompt=prompt,
-                sampling=request.sampling(limit),
-                n=request.choices,
-                stream=bool(request.stream),
-                top_logprobs=0 if request.logprobs is None and request.return_token_ids else request.logprobs,
-                prompt_logprobs=request.echoes_logprobs,
-                ignored=given_of(document, ("logit_bias",)),
-                request={name: value for name, value in document.items() if name != "prompt"},
-            )
-            for prompt in _prompts(request.prompt)
+async def _read(call: RouteRequest, access: ModelAccess) -> DialectRequest:
+    """Read a request; each of its prompts becomes a `GenerationRequest`."""
+    request, document = decode_body(call.body, CompletionRequest)
+    _check_supported(request)
+    limit = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    first, *others = (
+        GenerationRequest(
+            model=request.model,
+            messages=(),
+            prompt=prompt,
+            sampling=request.sampling(limit),
+            n=request.choices,
+            stream=bool(request.stream),
+            top_logprobs=0 if request.logprobs is None and request.return_token_ids else request.logprobs,
+            prompt_logprobs=request.echoes_logprobs,
+            ignored=given_of(document, ("logit_bias",)),
+            request={name: value for name, value in document.items() if name != "prompt"},
         )
-        return DialectRequest(first, lambda started: CompletionsWriter(request, 1 + len(others), started), (*others,))
-
-    def write_error(self, error: GatewayError) -> bytes:
-        """Write an error as OpenAI's SDKs read it."""
-        return openai_error(error)
+        for prompt in _prompts(request.prompt)
+    )
+    return DialectRequest(first, lambda started: CompletionsWriter(request, 1 + len(others), started), (*others,))
 
 
 def _check_supported(request: CompletionRequest) -> None:
@@ -243,3 +233,6 @@ def _extend(choice: dict[str, Any], name: str, values: Any) -> None:
 
 def _finish_reason(finished: AnswerFinished) -> str:
     return "length" if finished.finish == "length" else "stop"
+
+
+COMPLETIONS = Dialect("/completions", _read, openai_error)

@@ -6,11 +6,30 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest, named_model
+from leyden.server.gateway.dialects.base import (
+    Dialect,
+    DialectRequest,
+    DialectRoute,
+    ModelAccess,
+    RouteRequest,
+    model_route,
+)
 from leyden.server.gateway.dialects.encoding import decode_body
 from leyden.server.gateway.dialects.messages.request import CountRequest, read_prompt, read_request, shows_thinking
 from leyden.server.gateway.dialects.messages.writer import MessagesWriter, anthropic_error
-from leyden.server.gateway.errors import GatewayError, invalid
+from leyden.server.gateway.errors import invalid
+
+
+async def _read(call: RouteRequest, access: ModelAccess) -> DialectRequest:
+    request = read_request(call.body)
+    shows = shows_thinking(request.request.get("thinking"))
+    return DialectRequest(request, lambda started: MessagesWriter(request, shows, started))
+
+
+async def _count_tokens(access: ModelAccess, request: RouteRequest) -> bytes:
+    """Count the tokens of a prompt."""
+    counted, _ = decode_body(request.body, CountRequest, dotted=True)
+    return msgspec.json.encode({"input_tokens": await access.count_tokens(read_prompt(counted))})
 
 
 class ModelListQuery(Struct, frozen=True):
@@ -21,18 +40,13 @@ class ModelListQuery(Struct, frozen=True):
     before_id: str | None = None
 
 
-async def list_models(access: ModelAccess, request: RouteRequest) -> bytes:
+async def _list_models(access: ModelAccess, request: RouteRequest) -> bytes:
     """List the models that the caller may use."""
     try:
         query = msgspec.convert(request.query, ModelListQuery, strict=False)
     except msgspec.ValidationError as error:
         raise invalid(str(error)) from error
     return msgspec.json.encode(_page(await access.model_names(), query))
-
-
-async def get_model(access: ModelAccess, request: RouteRequest) -> bytes:
-    """Describe a model."""
-    return msgspec.json.encode(_model(await named_model(access, request)))
 
 
 def _model(name: str) -> dict[str, Any]:
@@ -51,33 +65,9 @@ def _page(names: Sequence[str], query: ModelListQuery) -> dict[str, Any]:
     return {"data": list(map(_model, page)), "has_more": more, **ends}
 
 
-class AnthropicDialect:
-    """Serves /v1/messages, its token counts, and /v1/models in Anthropic's format."""
-
-    path = "/messages"
-    header = "anthropic-version"
-
-    @property
-    def extra_routes(self) -> Sequence[DialectRoute]:
-        """Count tokens; list and describe the models in Anthropic's format."""
-        return (
-            DialectRoute("POST", "/messages/count_tokens", _count_tokens),
-            DialectRoute("GET", "/models", list_models),
-            DialectRoute("GET", "/models/{model:path}", get_model),
-        )
-
-    async def read(self, call: RouteRequest, access: ModelAccess) -> DialectRequest:
-        """Read a request for a message."""
-        request = read_request(call.body)
-        shows = shows_thinking(request.request.get("thinking"))
-        return DialectRequest(request, lambda started: MessagesWriter(request, shows, started))
-
-    def write_error(self, error: GatewayError) -> bytes:
-        """Write an error as Anthropic's SDKs read it."""
-        return anthropic_error(error)
-
-
-async def _count_tokens(access: ModelAccess, request: RouteRequest) -> bytes:
-    """Count the tokens of a prompt."""
-    counted, _ = decode_body(request.body, CountRequest, dotted=True)
-    return msgspec.json.encode({"input_tokens": await access.count_tokens(read_prompt(counted))})
+_ROUTES = (
+    DialectRoute("POST", "/messages/count_tokens", _count_tokens),
+    DialectRoute("GET", "/models", _list_models),
+    model_route(_model),
+)
+MESSAGES = Dialect("/messages", _read, anthropic_error, "anthropic-version", _ROUTES)

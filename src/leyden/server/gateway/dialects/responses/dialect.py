@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from leyden.server.gateway.dialects.base import DialectRequest, DialectRoute, ModelAccess, RouteRequest
+from leyden.server.gateway.dialects.base import Dialect, DialectRequest, DialectRoute, ModelAccess, RouteRequest
 from leyden.server.gateway.dialects.encoding import decode_body, given_of
 from leyden.server.gateway.dialects.openai import openai_error
 from leyden.server.gateway.dialects.responses.ids import call_of_response
@@ -32,48 +32,27 @@ from leyden.server.gateway.errors import ErrorKind, GatewayError, invalid
 _LIMIT = re.compile(r"[0-9]{1,9}").fullmatch
 
 
-class ResponsesDialect:
-    """Serves /v1/responses and what is stored of them."""
-
-    path = "/responses"
-    header = None
-
-    @property
-    def extra_routes(self) -> Sequence[DialectRoute]:
-        """Read and delete stored responses; count the tokens of a prompt."""
-        return (
-            DialectRoute("POST", "/responses/input_tokens", _count_input_tokens),
-            DialectRoute("GET", "/responses/{response_id}", _get_response),
-            DialectRoute("DELETE", "/responses/{response_id}", _delete_response),
-            DialectRoute("GET", "/responses/{response_id}/input_items", _list_input_items),
-        )
-
-    async def read(self, call: RouteRequest, access: ModelAccess) -> DialectRequest:
-        """Read a request for a response."""
-        request, document = decode_body(call.body, ResponseParameters)
-        if not request.model:
-            raise invalid("name a model", "model")
-        tools, choice = _read_tools(request)
-        generation = GenerationRequest(
-            model=request.model,
-            messages=await _read_messages(request, tools, access),
-            tools=tools.functions,
-            tool_choice=choice,
-            sampling=request.sampling,
-            stream=bool(request.stream),
-            top_logprobs=request.logprobs,
-            format=read_format(request.text),
-            reasoning=request.reasons,
-            truncates=request.truncation == "auto",
-            parallel_tool_calls=request.parallel_tool_calls is not False,
-            ignored=given_of(document, ("max_tool_calls",)) + given_of(request.text or {}, ("verbosity",)),
-            request=recorded_request(document, tools.given),
-        )
-        return DialectRequest(generation, lambda started: ResponseWriter(started.id, request, tools.given))
-
-    def write_error(self, error: GatewayError) -> bytes:
-        """Write an error as OpenAI's SDKs read it."""
-        return openai_error(error)
+async def _read(call: RouteRequest, access: ModelAccess) -> DialectRequest:
+    request, document = decode_body(call.body, ResponseParameters)
+    if not request.model:
+        raise invalid("name a model", "model")
+    tools, choice = _read_tools(request)
+    generation = GenerationRequest(
+        model=request.model,
+        messages=await _read_messages(request, tools, access),
+        tools=tools.functions,
+        tool_choice=choice,
+        sampling=request.sampling,
+        stream=bool(request.stream),
+        top_logprobs=request.logprobs,
+        format=read_format(request.text),
+        reasoning=request.reasons,
+        truncates=request.truncation == "auto",
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        ignored=given_of(document, ("max_tool_calls",)) + given_of(request.text or {}, ("verbosity",)),
+        request=recorded_request(document, tools.given),
+    )
+    return DialectRequest(generation, lambda started: ResponseWriter(started.id, request, tools.given))
 
 
 def _read_tools(request: PromptParameters) -> tuple[ToolTable, ToolChoice]:
@@ -153,3 +132,12 @@ async def _count_input_tokens(access: ModelAccess, request: RouteRequest) -> byt
     return msgspec.json.encode(
         {"object": "response.input_tokens", "input_tokens": await access.count_tokens(generation)}
     )
+
+
+_ROUTES = (
+    DialectRoute("POST", "/responses/input_tokens", _count_input_tokens),
+    DialectRoute("GET", "/responses/{response_id}", _get_response),
+    DialectRoute("DELETE", "/responses/{response_id}", _delete_response),
+    DialectRoute("GET", "/responses/{response_id}/input_items", _list_input_items),
+)
+RESPONSES = Dialect("/responses", _read, openai_error, extra_routes=_ROUTES)
