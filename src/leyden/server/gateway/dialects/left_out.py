@@ -6,11 +6,14 @@ says what was left out. Anywhere else they are refused.
 
 from typing import Any
 
+from leyden.server.gateway.dialects.types import Message
 from leyden.server.gateway.errors import invalid
 
 LEFT_OUT = "left_out"
 """The key of a tool's message for the types of the parts that are not shown to the model."""
-_TEXT = frozenset({"text", "input_text", "output_text", "refusal", "tool_reference"})
+_TEXT_FIELDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+"""The field of a part that has its text, by the type of the part."""
+_TEXT = frozenset({*_TEXT_FIELDS, "tool_reference"})
 
 
 def stand_in(part: Any, field: str, left_out: list[str] | None) -> str:
@@ -20,3 +23,26 @@ def stand_in(part: Any, field: str, left_out: list[str] | None) -> str:
         raise invalid(f"parts of type {kind!r} are not supported: this model takes text", field)
     left_out.append(kind)
     return f"[{kind.removeprefix('input_').removesuffix('_url')} left out: this model takes text only]"
+
+
+def text_of(content: Any, field: str, left_out: list[str] | None = None) -> str:
+    """Join the parts of a content. A text stands in place of parts that are not text if `left_out` collects those."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid("this is text, or a list of parts", field)
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get(_TEXT_FIELDS.get(kind, "")) if isinstance(kind, str) else None
+        texts.append(text if isinstance(text, str) else stand_in(part, f"{field}[{index}].type", left_out))
+    return "".join(texts)
+
+
+def tool_result(content: Any, field: str) -> Message:
+    """Return the fields of a tool's message for what it returned."""
+    left_out: list[str] = []
+    text = text_of(content, field, left_out)
+    return {"content": text, LEFT_OUT: left_out} if left_out else {"content": text}

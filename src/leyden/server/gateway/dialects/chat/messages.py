@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from leyden.server.gateway.dialects.custom_tools import custom_arguments
-from leyden.server.gateway.dialects.left_out import LEFT_OUT, stand_in
+from leyden.server.gateway.dialects.left_out import text_of, tool_result
 from leyden.server.gateway.dialects.types import PREFIX, Message
 from leyden.server.gateway.errors import invalid
 
@@ -53,13 +53,11 @@ def _message(message: dict[str, Any], field: str) -> Message:
         case "system" | "developer" | "user":
             named = {"name": message["name"]} if isinstance(message.get("name"), str) else {}
             kind = "system" if role == "developer" else role
-            return {"role": kind, "content": _text(message.get("content"), content), **named}
+            return {"role": kind, "content": text_of(message.get("content"), content), **named}
         case "assistant":
             return _answer(message, field)
         case "tool" | "function":
-            left_out: list[str] = []
-            text = _text(message.get("content"), content, left_out=left_out)
-            return {"role": "tool", "tool_call_id": None, "content": text} | ({LEFT_OUT: left_out} if left_out else {})
+            return {"role": "tool", "tool_call_id": None, **tool_result(message.get("content"), content)}
     roles = "system, developer, user, assistant or tool"
     raise invalid(f"{role!r} is not a role: write {roles}", f"{field}.role")
 
@@ -71,30 +69,13 @@ def _answer(message: dict[str, Any], field: str) -> Message:
     if not made and message.get("function_call"):
         made = [{"function": message["function_call"]}]
     calls = [_call(call, index, f"{field}.tool_calls[{index}]") for index, call in enumerate(made)]
-    content = _text(message.get("content"), f"{field}.content", refusal=message.get("refusal"))
+    given = message.get("refusal") if message.get("content") is None else message["content"]
+    content = text_of(given, f"{field}.content")
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     answer: Message = {"role": "assistant", "content": content}
     if isinstance(reasoning, str):
         answer["reasoning_content"] = reasoning
     return {**answer, "tool_calls": calls} if calls else answer
-
-
-def _text(content: Any, field: str, refusal: Any = None, left_out: list[str] | None = None) -> str:
-    """Join the parts of a content. A text stands in place of parts that are not text if `left_out` collects those."""
-    if content is None:
-        return refusal if isinstance(refusal, str) else ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise invalid("content is text, or a list of parts", field)
-    texts = []
-    for index, part in enumerate(content):
-        match part:
-            case {"type": "text", "text": str(text)} | {"type": "refusal", "refusal": str(text)}:
-                texts.append(text)
-            case _:
-                texts.append(stand_in(part, f"{field}[{index}].type", left_out))
-    return "".join(texts)
 
 
 def _call(call: Any, index: int, field: str) -> dict[str, Any]:

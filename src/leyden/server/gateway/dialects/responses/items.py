@@ -8,13 +8,12 @@ from typing import Any
 from leyden.decoding import decode_text
 from leyden.server.gateway.dialects.answer_parts import AnswerParts
 from leyden.server.gateway.dialects.custom_tools import custom_arguments
-from leyden.server.gateway.dialects.left_out import LEFT_OUT, stand_in
+from leyden.server.gateway.dialects.left_out import text_of, tool_result
 from leyden.server.gateway.dialects.responses.ids import call_of_item
 from leyden.server.gateway.dialects.responses.tools import ToolTable
 from leyden.server.gateway.dialects.types import Message
 from leyden.server.gateway.errors import GatewayError, invalid
 
-_TEXT_FIELDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _SEAL = "leyden."
 _MAX_UNSEALED = 4 << 20
 """Bytes of sealed reasoning in one request: a few compressed kilobytes can expand to gigabytes."""
@@ -66,11 +65,11 @@ class _ItemReader:
         """Add an item: a new message, or a part of the latest answer."""
         match item:
             case {"role": "assistant"}:
-                text = _text(item.get("content"), f"{field}.content")
+                text = text_of(item.get("content"), f"{field}.content")
                 self._answer_for(item, holds="content").add_text("content", text)
             case {"role": "user" | "system" | "developer" as role}:
                 shared = "user" if role == "user" else "system"
-                self._messages.append({"role": shared, "content": _text(item.get("content"), f"{field}.content")})
+                self._messages.append({"role": shared, "content": text_of(item.get("content"), f"{field}.content")})
             case {"type": "reasoning"}:
                 answer = self._answer_for(item, holds="reasoning_content")
                 answer.add_text("reasoning_content", self._reasoning(item, field))
@@ -79,10 +78,8 @@ class _ItemReader:
             case {"type": "custom_tool_call", "call_id": str(id), "name": str(name), "input": str(text)}:
                 self._add_call(item, id, name, custom_arguments(text), field)
             case {"type": "function_call_output" | "custom_tool_call_output", "call_id": str(id)}:
-                left_out: list[str] = []
-                output = _text(item.get("output"), f"{field}.output", left_out)
-                noted = {LEFT_OUT: left_out} if left_out else {}
-                self._messages.append({"role": "tool", "tool_call_id": id, "content": output, **noted})
+                output = tool_result(item.get("output"), f"{field}.output")
+                self._messages.append({"role": "tool", "tool_call_id": id, **output})
             case _:
                 raise _bad_item(item, field)
 
@@ -134,22 +131,6 @@ def _joined(parts: Any, field: str) -> str:
     if not isinstance(parts, list | None):
         raise invalid("this is a list of parts", field)
     return "".join(str(part.get("text") or "") for part in parts or () if isinstance(part, dict))
-
-
-def _text(content: Any, field: str, left_out: list[str] | None = None) -> str:
-    """Join the parts of a content. A text stands in place of parts that are not text if `left_out` collects those."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise invalid("this is text, or a list of parts", field)
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get(_TEXT_FIELDS.get(kind, "")) if isinstance(kind, str) else None
-        texts.append(text if isinstance(text, str) else stand_in(part, f"{field}[{index}].type", left_out))
-    return "".join(texts)
 
 
 def _bad_item(item: Any, field: str) -> GatewayError:
