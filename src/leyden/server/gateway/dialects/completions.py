@@ -1,16 +1,15 @@
 """The OpenAI completions dialect: /v1/completions, which continues texts or tokens as they are."""
 
-import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from leyden.records import Token
 from leyden.server.gateway.dialects.base import Dialect, DialectRequest, ModelAccess, RouteRequest
-from leyden.server.gateway.dialects.encoding import decode_body, given_of, sse_event
-from leyden.server.gateway.dialects.openai import SamplingParameters, openai_error
+from leyden.server.gateway.dialects.encoding import decode_body, given_of
+from leyden.server.gateway.dialects.openai import CallParameters, ChunkWriter, openai_error
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     AnswerFinished,
@@ -20,37 +19,24 @@ from leyden.server.gateway.dialects.types import (
     TextDelta,
     TokenInfo,
 )
-from leyden.server.gateway.errors import GatewayError, invalid
+from leyden.server.gateway.errors import invalid
 
 _DEFAULT_MAX_TOKENS = 16  # as in OpenAI's service
 _MAX_PROMPTS = 128
 
 
-class _UsageOption(Struct, frozen=True):
-    include_usage: bool = False
-
-
-class CompletionRequest(SamplingParameters, frozen=True, kw_only=True):
+class CompletionRequest(CallParameters, frozen=True, kw_only=True):
     """The fields that the gateway reads; it records the others and ignores them."""
 
-    model: str
     prompt: str | list[Any]
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     """0 samples nothing: for the logprobs of the prompt, with `echo`."""
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
     best_of: int | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    stream: bool | None = None
-    stream_options: _UsageOption | None = None
     suffix: str | None = None
     return_token_ids: bool | None = None
     """As in vLLM: the choices have `token_ids`, which a client that sends tokens needs to continue."""
-
-    @property
-    def choices(self) -> int:
-        """The choices of each prompt."""
-        return self.n or 1
 
     @property
     def echoes_logprobs(self) -> bool:
@@ -99,17 +85,15 @@ def _prompts(prompt: str | list[Any]) -> list[str | tuple[int, ...]]:
         raise invalid(f"a prompt is a text or a list of token ids: {error}", "prompt") from error
 
 
-class CompletionsWriter:
+class CompletionsWriter(ChunkWriter):
     """Writes text completions, whole or as chunks."""
 
     def __init__(self, request: CompletionRequest, prompts: int, started: AnswerStarted) -> None:
-        self._request, self._id = request, started.id
+        id = f"cmpl-{started.id}"
+        super().__init__(id, "text_completion", request.model, request.choices, request.streams_usage)
+        self._request, self._started = request, started
         self._count = prompts * request.choices
-        self._created = int(time.time())
         self._offsets = [0] * self._count
-        self._finished: list[AnswerFinished] = []
-        self._include_usage = request.stream_options is not None and request.stream_options.include_usage
-        self._started = started
 
     def whole(self, events: Sequence[AnswerEvent]) -> bytes:
         """Write a `text_completion` object."""
@@ -124,7 +108,7 @@ class CompletionsWriter:
                     _extend(choice, name, values)
             if isinstance(event, AnswerFinished):
                 choices[event.choice]["finish_reason"] = _finish_reason(event)
-        return msgspec.json.encode({**self._head(), "choices": choices, "usage": self._usage()})
+        return msgspec.json.encode({**self._head, "choices": choices, "usage": self._usage()})
 
     def stream_start(self) -> bytes:
         """Write the first prompt, if it is echoed."""
@@ -136,17 +120,6 @@ class CompletionsWriter:
             self._finished.append(event)
             return self._chunk(event.choice, "", {}, _finish_reason(event))
         return b"".join(self._chunk(index, text, fields) for index, text, fields in self._written(event))
-
-    def stream_end(self) -> bytes:
-        """Write the usage if the caller wants it, then `[DONE]`."""
-        usage = b""
-        if self._include_usage:
-            usage = sse_event(msgspec.json.encode({**self._head(), "choices": [], "usage": self._usage()}))
-        return usage + sse_event(b"[DONE]")
-
-    def stream_error(self, error: GatewayError) -> bytes:
-        """Write the error as the last event."""
-        return sse_event(openai_error(error))
 
     def _written(self, event: AnswerEvent) -> list[tuple[int, str, dict[str, Any]]]:
         """Return the choices that an event adds to, with their new text and the other fields of their new tokens."""
@@ -177,30 +150,8 @@ class CompletionsWriter:
         fields["logprobs"] = _logprobs(tokens, offsets)
         return fields
 
-    def _head(self) -> dict[str, Any]:
-        return {
-            "id": f"cmpl-{self._id}",
-            "object": "text_completion",
-            "created": self._created,
-            "model": self._request.model,
-        }
-
     def _chunk(self, choice: int, text: str, fields: dict[str, Any], finish: str | None = None) -> bytes:
-        written = {"index": choice, "text": text, "logprobs": None, "finish_reason": finish, **fields}
-        usage: dict[str, None] = {"usage": None} if self._include_usage else {}
-        return sse_event(msgspec.json.encode({**self._head(), "choices": [written], **usage}))
-
-    def _usage(self) -> dict[str, Any]:
-        """Sum up all prompts, each of which counts once, and all choices."""
-        firsts = [finished for finished in self._finished if finished.choice % self._request.choices == 0]
-        prompt = sum(finished.prompt_tokens for finished in firsts)
-        completion = sum(finished.completion_tokens for finished in self._finished)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": sum(finished.cached_tokens for finished in firsts)},
-        }
+        return self._write_chunk({"index": choice, "text": text, "logprobs": None, "finish_reason": finish, **fields})
 
 
 def _logprobs(tokens: Sequence[TokenInfo], offsets: Sequence[int]) -> dict[str, Any]:

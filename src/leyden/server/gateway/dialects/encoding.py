@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
+from leyden.records import Sampling
 from leyden.server.gateway.errors import invalid
 
 T = TypeVar("T")
@@ -29,6 +31,15 @@ def decode_body(
         raise invalid(message, field or None) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(f"the body is not JSON: {error}") from error
+
+
+def sampling_of(request: Struct, max_tokens: int | None, stop: Sequence[str] | None = None) -> Sampling:
+    """Return the sampling that a request wants by its fields that have the names of `Sampling`'s."""
+    names = [name for name in Sampling.__struct_fields__ if name not in ("max_tokens", "stop")]
+    given = {name: value for name in names if (value := getattr(request, name, None)) is not None}
+    if given.get("top_k") == -1:  # how vLLM writes that all tokens are candidates
+        given["top_k"] = 0
+    return Sampling(**given, max_tokens=max_tokens, stop=tuple(text for text in stop or () if text))
 
 
 def given_of(document: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:

@@ -1,12 +1,15 @@
-"""What the dialects of OpenAI's API share: the parameters of sampling, and how logprobs and errors are written."""
+"""What the dialects of OpenAI's API share: parameters, and how chunks, usage, logprobs and errors are written."""
 
+import time
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
 from leyden.records import Sampling
-from leyden.server.gateway.dialects.types import TokenInfo
+from leyden.server.gateway.dialects.base import AnswerWriter
+from leyden.server.gateway.dialects.encoding import sampling_of, sse_event
+from leyden.server.gateway.dialects.types import AnswerFinished, TokenInfo
 from leyden.server.gateway.errors import STATUS, GatewayError
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
@@ -27,15 +30,68 @@ class SamplingParameters(Struct, frozen=True, kw_only=True):
 
     def sampling(self, max_tokens: int | None) -> Sampling:
         """Return the sampling that the caller requests."""
-        given = {name: getattr(self, name) for name in Sampling.__struct_fields__ if name not in ("stop", "max_tokens")}
-        if given["top_k"] == -1:
-            given["top_k"] = 0
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return Sampling(
-            **{name: value for name, value in given.items() if value is not None},
-            max_tokens=max_tokens,
-            stop=tuple(text for text in stop if text),
-        )
+        return sampling_of(self, max_tokens, [self.stop] if isinstance(self.stop, str) else self.stop)
+
+
+class _StreamOptions(Struct, frozen=True):
+    include_usage: bool = False
+
+
+class CallParameters(SamplingParameters, frozen=True, kw_only=True):
+    """The parameters that chat and completions have in common."""
+
+    model: str
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+
+    @property
+    def choices(self) -> int:
+        """The choices of each prompt."""
+        return self.n or 1
+
+    @property
+    def streams_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class ChunkWriter(AnswerWriter):
+    """What the writers of chat and completions have in common: chunks, the usage, and how a stream ends."""
+
+    def __init__(self, id: str, kind: str, model: str, choices: int, streams_usage: bool) -> None:
+        """`choices` are those of each prompt."""
+        self._head = {"id": id, "object": kind, "created": int(time.time()), "model": model}
+        self._choices, self._streams_usage = choices, streams_usage
+        self._finished: list[AnswerFinished] = []
+
+    def stream_end(self) -> bytes:
+        """Write the usage if the caller wants it, then `[DONE]`."""
+        usage = self._event(choices=[], usage=self._usage()) if self._streams_usage else b""
+        return usage + sse_event(b"[DONE]")
+
+    def stream_error(self, error: GatewayError) -> bytes:
+        """Write the error as the last event."""
+        return sse_event(openai_error(error))
+
+    def _write_chunk(self, choice: dict[str, Any]) -> bytes:
+        usage: dict[str, None] = {"usage": None} if self._streams_usage else {}
+        return self._event(choices=[choice], **usage)
+
+    def _event(self, **fields: Any) -> bytes:
+        return sse_event(msgspec.json.encode({**self._head, **fields}))
+
+    def _usage(self) -> dict[str, Any]:
+        """Sum up all prompts, each of which counts once, and all choices."""
+        firsts = [finished for finished in self._finished if finished.choice % self._choices == 0]
+        prompt = sum(finished.prompt_tokens for finished in firsts)
+        completion = sum(finished.completion_tokens for finished in self._finished)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(finished.cached_tokens for finished in firsts)},
+        }
 
 
 def write_logprob(token: TokenInfo) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 from leyden.server.gateway.dialects.chat.messages import read_messages
 from leyden.server.gateway.dialects.chat.tools import custom_names, read_tool, read_tool_choice
 from leyden.server.gateway.dialects.encoding import decode_body, given_of
-from leyden.server.gateway.dialects.openai import SamplingParameters
+from leyden.server.gateway.dialects.openai import CallParameters
 from leyden.server.gateway.dialects.types import Format, GenerationRequest
 from leyden.server.gateway.errors import invalid
 
@@ -15,14 +15,9 @@ _IGNORED = ("logit_bias", "audio", "prediction", "verbosity", "web_search_option
 """Parameters that change the answers of OpenAI's service and have no effect here."""
 
 
-class _StreamOptions(Struct, frozen=True):
-    include_usage: bool = False
-
-
-class ChatRequest(SamplingParameters, frozen=True, kw_only=True):
+class ChatRequest(CallParameters, frozen=True, kw_only=True):
     """The fields that the gateway reads; it records the others and ignores them."""
 
-    model: str
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -31,11 +26,8 @@ class ChatRequest(SamplingParameters, frozen=True, kw_only=True):
     function_call: str | dict[str, Any] | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
@@ -56,7 +48,7 @@ class ChatRequest(SamplingParameters, frozen=True, kw_only=True):
 class AnswerForm(Struct, frozen=True):
     """How the caller wants its answer written."""
 
-    include_usage: bool
+    streams_usage: bool
     """Whether a stream ends with the usage."""
     custom: frozenset[str]
     """The tools whose calls have an input in place of arguments."""
@@ -80,7 +72,7 @@ def read_request(data: bytes) -> tuple[GenerationRequest, AnswerForm]:
         tools=tools,
         tool_choice=read_tool_choice(choice[0], tools, choice[1]),
         sampling=request.sampling(min(limits, default=None)),
-        n=request.n or 1,
+        n=request.choices,
         stream=bool(request.stream),
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         format=_format(request.response_format),
@@ -89,8 +81,7 @@ def read_request(data: bytes) -> tuple[GenerationRequest, AnswerForm]:
         ignored=given_of(document, _IGNORED),
         request={name: value for name, value in document.items() if name not in ("messages", "tools", "functions")},
     )
-    includes_usage = request.stream_options is not None and request.stream_options.include_usage
-    return generation, AnswerForm(includes_usage, custom_names(given), older)
+    return generation, AnswerForm(request.streams_usage, custom_names(given), older)
 
 
 def _format(given: dict[str, Any] | None) -> Format | None:

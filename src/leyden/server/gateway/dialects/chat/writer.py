@@ -1,6 +1,5 @@
 """Writes the answer to a request to /v1/chat/completions, whole or as chunks."""
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,8 +7,7 @@ import msgspec
 
 from leyden.server.gateway.dialects.chat.request import AnswerForm
 from leyden.server.gateway.dialects.custom_tools import CustomInput, custom_input
-from leyden.server.gateway.dialects.encoding import sse_event
-from leyden.server.gateway.dialects.openai import openai_error, write_logprob
+from leyden.server.gateway.dialects.openai import ChunkWriter, write_logprob
 from leyden.server.gateway.dialects.types import (
     AnswerEvent,
     AnswerFinished,
@@ -22,16 +20,15 @@ from leyden.server.gateway.dialects.types import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from leyden.server.gateway.errors import GatewayError
 
 
-class ChatWriter:
+class ChatWriter(ChunkWriter):
     """Writes chat completions, whole or as chunks."""
 
     def __init__(self, request: GenerationRequest, form: AnswerForm, started: AnswerStarted) -> None:
-        self._request, self._form, self._id = request, form, started.id
-        self._created = int(time.time())
-        self._finished: list[AnswerFinished] = []
+        id = f"chatcmpl-{started.id}"
+        super().__init__(id, "chat.completion.chunk", request.model, request.n, form.streams_usage)
+        self._request, self._form = request, form
         self._inputs: dict[tuple[int, int], CustomInput] = {}
         """The inputs of the calls of custom tools, by choice and index."""
 
@@ -67,9 +64,8 @@ class ChatWriter:
                 and not {"tool_calls", "function_call"} & written["message"].keys()
             ):
                 written["message"]["content"] = ""
-        return msgspec.json.encode(
-            {**self._head("chat.completion"), "choices": choices, "usage": _usage(self._finished)}
-        )
+        head = {**self._head, "object": "chat.completion"}
+        return msgspec.json.encode({**head, "choices": choices, "usage": self._usage()})
 
     def stream_start(self) -> bytes:
         """Open each choice with its role."""
@@ -105,22 +101,9 @@ class ChatWriter:
                 return self._chunk(choice, {}, finish=self._finish_reason(event))
         return b""
 
-    def stream_end(self) -> bytes:
-        """Write the usage if the caller wants it, then `[DONE]`."""
-        usage = b""
-        if self._form.include_usage:
-            usage = self._event({"choices": [], "usage": _usage(self._finished)})
-        return usage + sse_event(b"[DONE]")
-
-    def stream_error(self, error: GatewayError) -> bytes:
-        """Write the error as the last event."""
-        return sse_event(openai_error(error))
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": f"chatcmpl-{self._id}", "object": kind, "created": self._created, "model": self._request.model}
-
-    def _event(self, fields: dict[str, Any]) -> bytes:
-        return sse_event(msgspec.json.encode({**self._head("chat.completion.chunk"), **fields}))
+    def _usage(self) -> dict[str, Any]:
+        reasoning = sum(finished.reasoning_tokens for finished in self._finished)
+        return {**super()._usage(), "completion_tokens_details": {"reasoning_tokens": reasoning}}
 
     def _tool_call(self, call: ToolCall) -> dict[str, Any]:
         if call.name in self._form.custom:
@@ -141,18 +124,4 @@ class ChatWriter:
         return self._chunk(choice, {"function_call": fields}) if index == 0 else b""
 
     def _chunk(self, choice: int, delta: Any, finish: str | None = None, logprobs: Any = None) -> bytes:
-        choices = [{"index": choice, "delta": delta, "finish_reason": finish, "logprobs": logprobs}]
-        usage: dict[str, None] = {"usage": None} if self._form.include_usage else {}
-        return self._event({"choices": choices, **usage})
-
-
-def _usage(finished: Sequence[AnswerFinished]) -> dict[str, Any]:
-    """Sum up the choices of a request, which share their prompt."""
-    prompt, completion = max(f.prompt_tokens for f in finished), sum(f.completion_tokens for f in finished)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": max(f.cached_tokens for f in finished)},
-        "completion_tokens_details": {"reasoning_tokens": sum(f.reasoning_tokens for f in finished)},
-    }
+        return self._write_chunk({"index": choice, "delta": delta, "finish_reason": finish, "logprobs": logprobs})

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from leyden.server.gateway.dialects.chat.tools import read_tool_choice
-from leyden.server.gateway.dialects.encoding import decode_body
+from leyden.server.gateway.dialects.encoding import decode_body, sampling_of
 from leyden.server.gateway.dialects.google.contents import read_contents
 from leyden.server.gateway.dialects.openai import SamplingParameters
 from leyden.server.gateway.dialects.types import Format, GenerationRequest, ToolChoice
@@ -80,9 +80,7 @@ def read_request(data: bytes, model: str) -> tuple[GenerationRequest, bool]:
     others = {name: value for name, value in document.items() if name not in ("contents", "tools")}
     generation = replace(
         _read(request, model),
-        sampling=replace(
-            config.sampling(config.max_output_tokens), stop=tuple(filter(None, config.stop_sequences or ()))
-        ),
+        sampling=sampling_of(config, config.max_output_tokens, config.stop_sequences),
         n=config.candidate_count or 1,
         top_logprobs=(config.logprobs or 0) if config.response_logprobs else None,
         request={"model": model, **others},

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from leyden.records import Sampling
-from leyden.server.gateway.dialects.encoding import decode_body, given_of
+from leyden.server.gateway.dialects.encoding import decode_body, given_of, sampling_of
 from leyden.server.gateway.dialects.messages.client_tools import client_tool
 from leyden.server.gateway.dialects.messages.content import MessageReader
 from leyden.server.gateway.dialects.types import Format, GenerationRequest, ToolChoice
@@ -54,12 +53,7 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
 def read_request(data: bytes) -> GenerationRequest:
     """Read the body of a request for a message."""
     request, document = decode_body(data, MessagesRequest, dotted=True)
-    given = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k")}
-    sampling = Sampling(
-        **{name: value for name, value in given.items() if value is not None},
-        max_tokens=request.max_tokens,
-        stop=tuple(stop for stop in request.stop_sequences or () if stop),
-    )
+    sampling = sampling_of(request, request.max_tokens, request.stop_sequences)
     others = {name: value for name, value in document.items() if name not in ("messages", "system", "tools")}
     generation = read_prompt(request)
     if generation.messages[-1].get("tool_calls"):

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from leyden.server.gateway.dialects.base import Dialect, DialectRequest, DialectRoute, ModelAccess, RouteRequest
-from leyden.server.gateway.dialects.encoding import decode_body, given_of
+from leyden.server.gateway.dialects.encoding import decode_body, given_of, sampling_of
 from leyden.server.gateway.dialects.openai import openai_error
 from leyden.server.gateway.dialects.responses.ids import call_of_response
 from leyden.server.gateway.dialects.responses.items import read_items
@@ -42,7 +42,7 @@ async def _read(call: RouteRequest, access: ModelAccess) -> DialectRequest:
         messages=await _read_messages(request, tools, access),
         tools=tools.functions,
         tool_choice=choice,
-        sampling=request.sampling,
+        sampling=sampling_of(request, request.max_output_tokens),
         stream=bool(request.stream),
         top_logprobs=request.logprobs,
         format=read_format(request.text),

@@ -4,7 +4,6 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from leyden.records import Sampling
 from leyden.server.gateway.dialects.types import Format
 from leyden.server.gateway.errors import invalid
 
@@ -58,14 +57,6 @@ class ResponseParameters(PromptParameters, frozen=True):
     user: str | None = None
     background: bool | None = None
     context_management: Any = None
-
-    @property
-    def sampling(self) -> Sampling:
-        """The sampling that the caller requests."""
-        given: dict[str, Any] = {"temperature": self.temperature, "top_p": self.top_p}
-        return Sampling(
-            **{name: value for name, value in given.items() if value is not None}, max_tokens=self.max_output_tokens
-        )
 
     @property
     def logprobs(self) -> int | None:
