@@ -129,3 +129,26 @@ async def test_a_retry_that_waits_for_its_time_is_known_after_a_restart(tmp_path
         (second,) = await store.lease(GONE)
     assert second.attempt.id == "g.0.2"
     await store.close()
+
+
+async def test_workers_of_any_run_are_woken_for_the_new_rollouts_of_every_run(store: Store) -> None:
+    await store.create_run(RunSpec("s"))
+    served: list[LeaseRequest] = []
+    all_served = asyncio.Event()
+
+    async def lease(requests: Sequence[LeaseRequest]) -> list[list[Lease]]:
+        leased = await store._lease(requests)
+        served.extend(requests)
+        if len(served) == 2:
+            all_served.set()
+        return leased
+
+    dispatcher = LeaseDispatcher(lease, store._return_lease)
+    waiting = [asyncio.create_task(dispatcher.lease(LeaseRequest(worker, wait=30))) for worker in ("one", "two")]
+    await all_served.wait()
+    await asyncio.gather(*(store.enqueue(run, GroupSpec(f"g-{run}", Task("t", {}))) for run in ("r", "s")))
+    for run in ("r", "s"):  # at the same moment
+        dispatcher.schedule(run, 0.0)
+    leased = await asyncio.gather(*waiting)
+    assert sorted(one.run for some in leased for one in some) == ["r", "s"]
+    await dispatcher.close()

@@ -8,8 +8,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Awaitable, Callable, Sequence
 
 from leyden.api.wire import Lease, LeaseRequest
 from leyden.background import start_background
@@ -18,13 +17,14 @@ from leyden.records import Event, EventKind
 _log = logging.getLogger("leyden.store")
 
 
-class _WaitingRequest:
+class _OpenRequest:
     """A lease request that has not been answered."""
 
-    def __init__(self, wanted: LeaseRequest, number: int, may_wait: bool) -> None:
+    def __init__(self, wanted: LeaseRequest, may_wait: bool) -> None:
         self.wanted = wanted
-        self.number = number
         self.may_wait = may_wait
+        self.waits = False
+        """Whether it waits for new work; otherwise it is new, or is being served."""
         self.leased: asyncio.Future[list[Lease]] = asyncio.get_running_loop().create_future()
 
     def answer_empty(self) -> None:
@@ -48,11 +48,9 @@ class LeaseDispatcher:
         self._lease = lease
         self._return_lease = return_lease
         self._clock = clock
-        self._arrived = 0
-        self._new: list[_WaitingRequest] = []
-        self._waiting: dict[str | None, dict[_WaitingRequest, None]] = {}  # by run, in the order of arrival
+        self._open: dict[_OpenRequest, None] = {}  # in the order of arrival
+        self._new: list[_OpenRequest] = []
         self._new_work: Counter[str] = Counter()
-        self._in_service: set[_WaitingRequest] = set()
         self._accepts_waiting = True
         self._wakeup = asyncio.Event()
         self._task = start_background(self._serve(), "the lease dispatcher")
@@ -60,11 +58,9 @@ class LeaseDispatcher:
     async def lease(self, wanted: LeaseRequest) -> list[Lease]:
         """Lease rollouts; if there are none, wait for some as long as the request says, then return an empty list."""
         wait = wanted.wait if self._accepts_waiting else 0.0
-        self._arrived += 1
-        request = _WaitingRequest(wanted, self._arrived, may_wait=wait > 0)
+        request = _OpenRequest(wanted, may_wait=wait > 0)
+        self._open[request] = None
         self._new.append(request)
-        queue = self._waiting.setdefault(wanted.run, {})
-        queue[request] = None
         self._wakeup.set()
         timer = asyncio.get_running_loop().call_later(wait, self._time_out, request)
         try:
@@ -76,9 +72,7 @@ class LeaseDispatcher:
             raise
         finally:
             timer.cancel()
-            del queue[request]
-            if not queue and self._waiting.get(wanted.run) is queue:
-                del self._waiting[wanted.run]
+            del self._open[request]
 
     def on_event(self, event: Event) -> None:
         """Count queued rollouts as new work."""
@@ -99,37 +93,33 @@ class LeaseDispatcher:
 
     def withdraw(self, worker: str | None = None, run: str | None = None) -> None:
         """Answer the waiting requests of a worker or for a run now, with the leases being made for them or none."""
-        for queue in self._waiting.values():
-            for request in queue:
-                if worker == request.wanted.worker or (run is not None and run == request.wanted.run):
-                    self._time_out(request)
+        for request in self._open:
+            if worker == request.wanted.worker or (run is not None and run == request.wanted.run):
+                self._time_out(request)
 
     def stop_waiting(self) -> None:
         """Answer all waiting requests now, and accept no more waiting; requests in service are completed."""
         self._accepts_waiting = False
-        for queue in self._waiting.values():
-            for request in queue:
-                self._time_out(request)
+        for request in self._open:
+            self._time_out(request)
 
     async def close(self) -> None:
         """Stop; no request may be left."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def _time_out(self, request: _WaitingRequest) -> None:
+    def _time_out(self, request: _OpenRequest) -> None:
         request.may_wait = False
-        if request not in self._new and request not in self._in_service:
+        if request.waits:
             request.answer_empty()
 
     async def _serve(self) -> None:
         while True:
-            self._in_service = set()
             await self._wakeup.wait()
             self._wakeup.clear()
-            batch = sorted(self._next_batch(), key=lambda request: request.number)
+            batch = self._next_batch()
             if not batch:
                 continue
-            self._in_service = set(batch)
             try:
                 leased = await self._lease([request.wanted for request in batch])
             except Exception as error:
@@ -142,7 +132,9 @@ class LeaseDispatcher:
                     await self._return_all(attempts)
                 elif attempts:
                     request.leased.set_result(attempts)
-                elif not request.may_wait:
+                elif request.may_wait:
+                    request.waits = True
+                else:
                     request.answer_empty()
 
     async def _return_all(self, leased: list[Lease]) -> None:
@@ -152,16 +144,17 @@ class LeaseDispatcher:
             except Exception as error:  # then its lease will expire
                 _log.warning("attempt %s was leased to a worker that is gone: %s", one.attempt.id, error)
 
-    def _next_batch(self) -> set[_WaitingRequest]:
-        """Return the new requests, and of those that wait as many of the oldest as there are new rollouts."""
-        batch = {request for request in self._new if not request.leased.done()}
-        self._new = []
-        for run, count in self._new_work.items():
-            for queue in (self._waiting.get(None, {}), self._waiting.get(run, {})):
-                batch.update(islice(_unanswered(queue), count))
+    def _next_batch(self) -> list[_OpenRequest]:
+        """Return the new requests, and of those that wait, which are older, as many as there are new rollouts."""
+        batch: list[_OpenRequest] = []
+        left: Counter[str | None] = Counter(self._new_work)
+        left[None] = left.total()  # for those who take rollouts of any run
         self._new_work.clear()
-        return batch
-
-
-def _unanswered(queue: dict[_WaitingRequest, None]) -> Iterator[_WaitingRequest]:
-    return (request for request in queue if not request.leased.done())
+        for request in self._open if left.total() else ():
+            run = request.wanted.run
+            if request.waits and left[run] and not request.leased.done():
+                left[run] -= 1
+                request.waits = False
+                batch.append(request)
+        new, self._new = self._new, []
+        return batch + [request for request in new if not request.leased.done()]
