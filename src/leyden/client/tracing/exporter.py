@@ -8,14 +8,13 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from opentelemetry import context, trace
-from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import Status, StatusCode
 
 from leyden.client.tracing.context import ATTEMPT, current_attempt
@@ -23,33 +22,34 @@ from leyden.client.tracing.context import ATTEMPT, current_attempt
 _log = logging.getLogger("leyden.host")
 _BATCH_SIZE = 256
 _MAX_DELAY_S = 1.0
+_MAX_WAITING = 1 << 20
+"""Spans that wait for their export; what comes beyond is dropped."""
 _EXPORT_TIMEOUT_S = 30.0
 _MAX_ATTRIBUTE_LENGTH = 16_384
 """Characters. Otherwise every span of a graph's nodes would hold the whole state twice."""
 
 
 class AttemptSpanProcessor(SpanProcessor):
-    """Collects the ended spans of attempts from all providers, and exports them in a background thread."""
+    """Collects the ended spans of attempts from all providers, and exports them in a background thread.
+
+    It goes on when an agent shuts its own provider down: later attempts have spans, too.
+    """
 
     def __init__(self, exporter: SpanExporter) -> None:
-        self._exporter = exporter
-        self._changed = threading.Condition()
-        self._ended: list[ReadableSpan] = []
+        self._batches = BatchSpanProcessor(exporter, _MAX_WAITING, 1e3 * _MAX_DELAY_S, _BATCH_SIZE)
+        self._flushing = ThreadPoolExecutor(1, thread_name_prefix="leyden-spans")
+        self._lock = threading.Lock()
         self._open: dict[str, dict[int, Span]] = {}
         """By attempt and span id."""
-        self._pending: Counter[str] = Counter()
-        """Number of ended spans per attempt that are not exported yet."""
-        self._exported = _uncancellable()
-        """Resolved when all spans that have ended so far are exported, or have failed to."""
-        self._flush_now = False
-        self._thread: threading.Thread | None = None
+        self._ended: Counter[str] = Counter()
+        """Ended spans by attempt that may not be exported yet: they are flushed when the attempt ends."""
 
     def on_start(self, span: Span, parent_context: context.Context | None = None) -> None:
         """Mark the span with its attempt, because a framework may start a trace without the attempt's baggage."""
         attempt = current_attempt(parent_context) or current_attempt()
         if attempt is not None:
             span.set_attribute(ATTEMPT, attempt)
-            with self._changed:
+            with self._lock:
                 self._open.setdefault(attempt, {})[span.context.span_id] = span
 
     def on_end(self, span: ReadableSpan) -> None:
@@ -57,19 +57,15 @@ class AttemptSpanProcessor(SpanProcessor):
         attempt = (span.attributes or {}).get(ATTEMPT)
         if not isinstance(attempt, str) or not span.context:
             return
-        with self._changed:
+        self._batches.on_end(span)
+        with self._lock:
             self._close(attempt, span.context.span_id)
-            if not span.context.trace_flags.sampled:
-                return
-            self._ended.append(span)
-            self._pending[attempt] += 1
-            if self._thread is None:
-                self._thread = _start_without_context(self._export_loop)
-            self._changed.notify_all()
+            if span.context.trace_flags.sampled:
+                self._ended[attempt] += 1
 
     def end_open(self, attempt: str) -> None:
         """End the open spans of an attempt with an error. They show what it was doing when it was stopped."""
-        with self._changed:
+        with self._lock:
             spans = list(self._open.pop(attempt, {}).values())
         for span in reversed(spans):
             span.set_status(Status(StatusCode.ERROR, "the attempt was stopped before this span ended"))
@@ -83,44 +79,22 @@ class AttemptSpanProcessor(SpanProcessor):
                 del self._open[attempt]
 
     def drop_open(self, attempt: str) -> bool:
-        """Drop the open spans of an attempt; return whether it has ended ones that are not exported yet."""
-        with self._changed:
+        """Drop the open spans of an attempt; return whether it has ended ones, which must be flushed."""
+        with self._lock:
             self._open.pop(attempt, None)
-            return attempt in self._pending
+            return attempt in self._ended
 
     def flush(self, attempt: str) -> Future[None] | None:
         """Export an attempt's ended spans now; None if there are none."""
-        with self._changed:
-            if not self._pending[attempt]:
-                del self._pending[attempt]
-                return None
-            self._flush_now = True
-            self._changed.notify_all()
-            return self._exported
+        with self._lock:
+            return self._flushing.submit(self._flush, attempt) if attempt in self._ended else None
 
-    def _export_loop(self) -> None:
-        context.attach(context.set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._ended or self._flush_now)
-                self._changed.wait_for(lambda: self._flush_now or len(self._ended) >= _BATCH_SIZE, _MAX_DELAY_S)
-                batch, self._ended = self._ended, []
-                done, self._exported = self._exported, _uncancellable()
-                self._flush_now = False
-            for start in range(0, len(batch), _BATCH_SIZE):
-                self._export(batch[start : start + _BATCH_SIZE])
-            with self._changed:
-                self._pending -= Counter(str((span.attributes or {})[ATTEMPT]) for span in batch)
-            done.set_result(None)
-
-    def _export(self, batch: Sequence[ReadableSpan]) -> None:
-        try:
-            result = self._exporter.export(batch)
-        except Exception:
-            _log.exception("%d spans could not be exported", len(batch))
-        else:
-            if result is not SpanExportResult.SUCCESS:
-                _log.warning("%d spans could not be exported: the server was unreachable or refused them", len(batch))
+    def _flush(self, attempt: str) -> None:
+        with self._lock:
+            exported = Counter({attempt: self._ended[attempt]})
+        self._batches.force_flush()
+        with self._lock:
+            self._ended -= exported
 
 
 class SpanExport:
@@ -171,22 +145,7 @@ class _LazyExporter(SpanExporter):
 
             headers = {"authorization": f"Bearer {self._key}"}
             self._exporter = OTLPSpanExporter(f"{self._server}/v1/traces", headers=headers, timeout=_EXPORT_TIMEOUT_S)
-        return self._exporter.export(spans)
-
-
-def _uncancellable() -> Future[None]:
-    """Return a future that all attempts may wait for: one that is cancelled while it waits does not cancel it."""
-    future: Future[None] = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
-def _start_without_context(run: Any) -> threading.Thread:
-    """Start a thread outside the current attempt's context, because it outlives the attempt."""
-    thread = threading.Thread(target=run, name="leyden-spans", daemon=True)
-    token = context.attach(context.Context())
-    try:
-        thread.start()
-    finally:
-        context.detach(token)
-    return thread
+        result = self._exporter.export(spans)
+        if result is not SpanExportResult.SUCCESS:
+            _log.warning("%d spans could not be exported: the server was unreachable or refused them", len(spans))
+        return result
