@@ -8,6 +8,7 @@ import contextvars
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
@@ -73,21 +74,11 @@ def run_to_completion(work: Coroutine[Any, Any, T], run: Callable[[Coroutine[Any
         asyncio.get_running_loop()
     except RuntimeError:
         return run(work)
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run_in_thread() -> None:
-        try:
-            results.append(run(work))
-        except BaseException as error:  # raised again in the caller
-            errors.append(error)
-
-    thread = threading.Thread(target=run_in_thread, name="leyden")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    threads = ThreadPoolExecutor(1, thread_name_prefix="leyden")
+    try:
+        return threads.submit(run, work).result()
+    finally:
+        threads.shutdown(wait=False)  # Ctrl-C reaches the caller at once
 
 
 async def _catch_exit(value: Awaitable[Any]) -> tuple[Any, SystemExit | None]:
