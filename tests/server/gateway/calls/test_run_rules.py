@@ -17,6 +17,7 @@ from leyden.server.gateway.calls.run_rules import role_by_prompt, route_target
         ("a*b*b", ["abb", "a-b-b", "abbb"], ["ab", "a-b-"]),
         ("*x.*y*", ["x.y", "-x.-y-"], ["xzy", "yx."]),
         ("a**b", ["ab", "a-b"], ["a"]),
+        ("[a]?*", ["[a]?", "[a]?b"], ["ab", "[a]b"]),
     ],
 )
 def test_a_star_in_a_route_stands_for_any_text(pattern: str, names: list[str], others: list[str]) -> None:

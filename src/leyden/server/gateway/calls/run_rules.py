@@ -3,7 +3,9 @@
 Agents choose model names and prompts, so that both are matched in linear time.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 
 from leyden.patterns import applies
 from leyden.records import FixedAnswer
@@ -26,15 +28,5 @@ def role_by_prompt(messages: Sequence[Message], rules: Mapping[str, str]) -> str
 
 
 def _covers(pattern: str, name: str) -> bool:
-    """Whether a name is the pattern with any texts for its stars. The leftmost place for each part is the best one."""
-    first, *parts, last = pattern.split("*")
-    end = len(name) - len(last)
-    if not name.startswith(first) or not name.endswith(last):
-        return False
-    at = len(first)
-    for part in parts:
-        at = name.find(part, at, end)
-        if at < 0:
-            return False
-        at += len(part)
-    return at <= end
+    """Whether a name is the pattern with any texts for its stars. `fnmatch` looks for each part once."""
+    return fnmatchcase(name, re.sub(r"[?\[]", r"[\g<0>]", pattern))
