@@ -29,9 +29,10 @@ from leyden.rendering.tokenizer import Tokenizer
 from leyden.runs.run_files import read_run_files
 from leyden.server.control.keys import KeyKind
 from leyden.server.dashboard.prefix_tree import prefix_tree
-from leyden.server.dashboard.rollout_view import token_texts, untrained_tokens
+from leyden.server.dashboard.rollout_view import untrained_tokens
 from leyden.server.dashboard.run_stores import RunStores
 from leyden.server.dashboard.store_polling import Counts, StorePolling
+from leyden.server.gateway.prompts.prompt_tokens import token_texts
 from leyden.store.database import Database
 from leyden.store.errors import NotFound, StoreClosed
 from leyden.store.read import queries

@@ -10,6 +10,7 @@ from leyden.episodes import Episode
 from leyden.records import Call, CallCredit, StepCredits
 from leyden.rendering.tokenizer import Tokenizer, TokenizerError
 from leyden.runs.checkpoint_files import latest_checkpoint
+from leyden.server.gateway.prompts.prompt_tokens import token_texts
 from leyden.server.service import ServerContext
 
 
@@ -108,18 +109,3 @@ def _load(path: Path) -> Tokenizer | None:
         return Tokenizer.load(path)
     except TokenizerError:
         return None
-
-
-def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return the text of each token. The bytes of one character may be spread over tokens: the last one shows it."""
-    texts: list[str] = []
-    start = 0
-    for end in range(1, len(ids) + 1):
-        context = ids[max(0, start - 1) : start]  # the first token of a text loses its leading space with some models
-        text = tokenizer.decode([*context, *ids[start:end]])[len(tokenizer.decode(context)) :]
-        if text.endswith("\ufffd") and end - start < 4 and end < len(ids):
-            texts.append("")
-        else:
-            texts.append(text)
-            start = end
-    return texts

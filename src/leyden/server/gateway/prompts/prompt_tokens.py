@@ -1,14 +1,16 @@
-"""Describes the tokens of a prompt with their logprobs, for callers that want those beside the completion's."""
+"""The texts of tokens, and the tokens of a prompt with their logprobs, for callers that want those."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 
 from leyden.engine.protocol import TokenChunk
 from leyden.server.gateway.dialects.types import PromptTokens, TokenInfo
 from leyden.server.gateway.prompts.reasoning_tokens import TokenDecoder
 
-_CONTEXT = 4
-"""How many tokens before another one decide how it is decoded."""
-_INCOMPLETE = "\ufffd"
+_CONTEXT = 8
+"""How many tokens before others decide how their first characters are decoded."""
+_LONGEST_CHARACTER = 4
+"""The most tokens over which the bytes of a character are spread."""
 
 
 def describe_prompt(
@@ -28,21 +30,24 @@ def describe_prompt(
     for id, logprob, top in zip(ids, logprobs, tops, strict=True):
         alternatives = tuple((*written(one), value) for one, value in top)
         tokens.append(TokenInfo(*written(id), logprob, alternatives, id))
-    starts = list(_starts(tokenizer, ids))
+    starts = list(accumulate(map(len, token_texts(tokenizer, ids)), initial=0))
     added = starts.pop() - len(text)  # tokens that are not in the text, like the one that begins a sequence
     return PromptTokens(choice, text, tuple(tokens), tuple(max(0, start - added) for start in starts))
 
 
-def _starts(tokenizer: TokenDecoder, ids: Sequence[int]) -> Iterator[int]:
-    """Yield where the text of each token begins, and where the text ends.
+def token_texts(tokenizer: TokenDecoder, ids: Sequence[int]) -> list[str]:
+    """Return the text of each token. The bytes of one character may be spread over tokens: the last one shows it."""
+    texts: list[str] = []
+    start = 0
+    for end in range(1, len(ids) + 1):
+        text = text_after(tokenizer, ids[max(0, start - _LONGEST_CHARACTER) : start], ids[start:end])
+        incomplete = text.endswith("\ufffd") and end - start < _LONGEST_CHARACTER and end < len(ids)
+        texts.append("" if incomplete else text)
+        start = start if incomplete else end
+    return texts
 
-    The tokens of one character begin where the character does.
-    """
-    length, done = 0, 0
-    for at in range(1, len(ids) + 1):
-        yield length
-        before = ids[max(0, done - _CONTEXT) : done]
-        text = tokenizer.decode([*before, *ids[done:at]])[len(tokenizer.decode(before)) :]
-        if not text.endswith(_INCOMPLETE) or at - done >= _CONTEXT or at == len(ids):
-            length, done = length + len(text), at
-    yield length
+
+def text_after(tokenizer: TokenDecoder, context: Sequence[int], ids: Sequence[int]) -> str:
+    """Return the text of tokens that follow others: some tokenizers drop a space at the beginning."""
+    before = context[-_CONTEXT:]
+    return tokenizer.decode([*before, *ids])[len(tokenizer.decode(before)) :]

@@ -9,18 +9,15 @@ from typing import Any
 
 from leyden.records import PromptOrigin
 from leyden.rendering.renderer import ParsedResponse
-from leyden.rendering.tokenizer import Tokenizer
 from leyden.server.gateway.dialects.types import Message
 from leyden.server.gateway.errors import ErrorKind, GatewayError, invalid
 from leyden.server.gateway.prompts.history import History
 from leyden.server.gateway.prompts.prefix_index import IndexedCall, PrefixIndex, PrefixMatch
 from leyden.server.gateway.prompts.prompt import CUT_BY_STOP, Prompt, longest_text
+from leyden.server.gateway.prompts.prompt_tokens import text_after
 from leyden.server.gateway.prompts.text_index import TextMatch, joined, segment
 from leyden.server.gateway.prompts.tokenising import in_thread, within_memory
 from leyden.server.gateway.served_model import ServedModel
-
-_CONTEXT = 8
-"""How many tokens before a text decide how its first characters are decoded."""
 
 
 class TextParser:
@@ -36,12 +33,6 @@ class TextParser:
         """Return the text of a completion, without the token that ended it."""
         ids = token_ids[:-1] if token_ids and token_ids[-1] in self._stop_ids else token_ids
         return ParsedResponse(content=text_after(self._tokenizer, prompt_ids or (), ids))
-
-
-def text_after(tokenizer: Tokenizer, context: Sequence[int], ids: Sequence[int]) -> str:
-    """Return the text of tokens that follow others: some tokenizers drop a space at the beginning."""
-    before = list(context[-_CONTEXT:])
-    return tokenizer.decode([*before, *ids])[len(tokenizer.decode(before)) :]
 
 
 async def build_text_prompt(model: ServedModel, index: PrefixIndex, prompt: str | tuple[int, ...]) -> Prompt:
