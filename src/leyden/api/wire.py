@@ -298,16 +298,11 @@ class NewKey(Struct, frozen=True):
     """Name of the new pool, to be used in lease requests."""
 
 
-class Page(Struct, frozen=True, forbid_unknown_fields=True):
-    """A page of a list: up to `limit` items after the item `after`."""
+class RolloutPage(Struct, frozen=True, forbid_unknown_fields=True):
+    """A page of a run's rollouts: up to `limit` after the rollout `after`."""
 
     after: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:@~-]*$(?!\n)", max_length=160)] = ""
     limit: PageLimit = 100
-
-
-class RolloutPage(Page, frozen=True, forbid_unknown_fields=True):
-    """A page of a run's rollouts."""
-
     state: State | None = None
 
 

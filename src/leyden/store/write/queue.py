@@ -232,7 +232,6 @@ _ORIGIN = Statement(
 )
 _PROGRESS = Statement(
     select(
-        _answered.scalar_subquery().label("answered"),
         _answered.where(calls.c.origin.is_(None)).scalar_subquery().label("sampled"),
         _made.label("made"),
         attempts.c.id,
