@@ -2,9 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, Table, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, func, select
 
 from leyden.api.wire import ListedRollout, RolloutDetail, RolloutPage, RunSummary
 from leyden.episodes import Episode
@@ -44,6 +44,8 @@ from leyden.store.schema import (
     versions,
     workers,
 )
+
+T = TypeVar("T")
 
 _ROLLOUTS_AND_TASKS = select(rollouts, tasks.c.input).join(
     tasks, (tasks.c.run_id == rollouts.c.run_id) & (tasks.c.id == rollouts.c.task_id)
@@ -283,3 +285,14 @@ def require_run(connection: Connection, id: str) -> None:
     """Raise `NotFound` unless the run exists."""
     if not list_run_ids(connection, id):
         raise NotFound(f"no run {id!r}")
+
+
+def distinct_values(
+    connection: Connection, column: ColumnElement[T], *conditions: ColumnElement[bool], limit: int | None = None
+) -> list[T]:
+    """Return the values of a column in order, each by one step in an index and not from all rows that have it."""
+    next_value = select(column).where(*conditions).order_by(column).limit(1)
+    found = select(next_value.scalar_subquery().label("value")).cte("found", recursive=True)
+    after = next_value.where(column > found.c.value).correlate(found).scalar_subquery()
+    found = found.union_all(select(after).where(found.c.value.is_not(None)))
+    return list(connection.scalars(select(found.c.value).where(found.c.value.is_not(None)).limit(limit)))

@@ -1,7 +1,7 @@
 """Queries of the dashboard about rollouts: filtered and sorted lists, failures by message, the values to filter by."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Text, cast, exists, func, select
@@ -11,7 +11,7 @@ from leyden.api.wire import ListedRollout
 from leyden.outcomes import Ending, general_message
 from leyden.store.codec import encode_json
 from leyden.store.mapping import listed_rollout_from_row
-from leyden.store.read.queries import require_run
+from leyden.store.read.queries import distinct_values, require_run
 from leyden.store.read.run_digest import RunDigest
 from leyden.store.read.task_listing import beginning, read_beginnings
 from leyden.store.schema import LAST_ATTEMPT, attempts, roles, rollouts, tasks
@@ -143,19 +143,9 @@ def _general(message: bytes | None) -> str:
 def facets(connection: Connection, run: str, digest: RunDigest) -> Facets:
     """Return the values by which a run's rollouts can be filtered."""
     require_run(connection, run)
-    return Facets(digest.states, digest.purposes, tuple(sorted(_role_names(connection, run))), digest.last_step)
-
-
-def _role_names(connection: Connection, run: str) -> Iterator[str]:
-    """Yield the roles of a run, at most 100, each by one step in the index and not from the rows of its rollouts."""
-    last = b""
-    for _ in range(_MAX_ROLES):
-        after = select(roles.c.role).where(roles.c.run_id == run, roles.c.role > last)
-        found = connection.scalar(after.order_by(roles.c.role).limit(1))
-        if found is None:
-            return
-        last = bytes(found)
-        yield last.decode(errors="replace")
+    found = distinct_values(connection, roles.c.role, roles.c.run_id == run, limit=_MAX_ROLES)
+    names = sorted(bytes(name).decode(errors="replace") for name in found)
+    return Facets(digest.states, digest.purposes, tuple(names), digest.last_step)
 
 
 def group_rollouts(connection: Connection, run: str, group: str) -> list[ListedRollout]:

@@ -13,7 +13,7 @@ from leyden.api.views import PointsQuery, RunCard, Series, SeriesQuery, StepRang
 from leyden.records import DEFAULT_POLICY
 from leyden.store.errors import NotFound
 from leyden.store.files.run_lock import count_interrupted
-from leyden.store.read.queries import configuration, require_run, section
+from leyden.store.read.queries import configuration, distinct_values, require_run, section
 from leyden.store.read.run_digest import PointBins, RunDigest, best_step, digest_run
 from leyden.store.schema import events, metrics, runs, versions
 
@@ -25,7 +25,7 @@ def read_series(connection: Connection, run: str, query: SeriesQuery) -> dict[st
     """Return metrics of a policy that a run trains. A name that ends in * selects by prefix."""
     names = [name for name in query.names.split(",") if name]
     of_policy = metrics.c.run_id == run, metrics.c.policy == (query.policy or trained_policies(connection, run)[0])
-    known = _metric_names(connection, *of_policy)
+    known = distinct_values(connection, metrics.c.name, *of_policy)
     if not known:
         require_run(connection, run)
     chosen = [name for name in known if not names or any(_selects(selector, name) for selector in names)]
@@ -74,15 +74,6 @@ def _bins(
     known = [(first, last) for first, last in found if first is not None]
     firsts, lasts = zip(*known, strict=True) if known else ((0,), (0,))
     return PointBins.of(min(firsts), max(lasts), query.points)
-
-
-def _metric_names(connection: Connection, *conditions: ColumnElement[bool]) -> list[str]:
-    """Return the names of some metrics, each by one step in the index."""
-    smallest = select(func.min(metrics.c.name)).where(*conditions)
-    found = select(smallest.scalar_subquery().label("name")).cte("found", recursive=True)
-    after = smallest.where(metrics.c.name > found.c.name).correlate(found).scalar_subquery()
-    found = found.union_all(select(after).where(found.c.name.is_not(None)))
-    return list(connection.scalars(select(found.c.name).where(found.c.name.is_not(None))))
 
 
 def _selects(selector: str, name: str) -> bool:
