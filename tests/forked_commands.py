@@ -21,7 +21,7 @@ import threading
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 _TRAINING = ["leyden.local.train", "matplotlib.figure", "transformers.models.llama.modeling_llama"]
 _IMPORTS = {
@@ -177,6 +177,8 @@ def start_command(
             streams[index] = os.fdopen(kept[-1], "r" if text else "rb")
         elif asked == subprocess.STDOUT:
             standard[1 + index] = standard[1]
+        elif asked is not None:
+            standard[1 + index] = asked
     try:
         pid = _server.fork(list(arguments), cwd or Path.cwd(), [status, *standard])
     finally:
@@ -264,7 +266,7 @@ def _become(standard: list[int], folder: str, environment: dict[str, str]) -> No
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[0] = folder
+    sys.path[:1] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python's own generator is seeded by the fork
 
@@ -277,19 +279,37 @@ def _fork_code(code: str) -> int:
     return int(os.read(ended, 16) or 1)
 
 
+def _run(arguments: list[str]) -> None:
+    """Run a command, and end as it asks."""
+    if arguments[0] == "-c":
+        sys.argv = ["-c"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        exec(arguments[1], vars(sys.modules["__main__"]))
+    elif arguments[0].endswith(".py"):
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+    else:
+        sys.argv = ["leyden", *arguments]
+        sys.exit(import_module("leyden.cli").main())
+
+
+def _end(status: int) -> NoReturn:
+    """End as an interpreter does, without clearing what was imported: the fork would first copy all of it."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "-u":
         sys.exit(_fork_code(sys.argv[-1]))
     if (arguments := _serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
-        from leyden.cli import main
-
-        if arguments[0] == "-c":
-            sys.argv = ["-c"]
-            sys.modules["__main__"] = ModuleType("__main__")
-            exec(arguments[1], vars(sys.modules["__main__"]))
-        elif arguments[0].endswith(".py"):
-            sys.argv = arguments
-            runpy.run_path(arguments[0], run_name="__main__")
-        else:
-            sys.argv = ["leyden", *arguments]
-            sys.exit(main())
+        try:
+            _run(arguments)
+        except SystemExit as error:
+            if not isinstance(error.code, int | None):
+                raise
+            _end(error.code or 0)
+        _end(0)
