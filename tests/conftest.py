@@ -6,7 +6,6 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see leyden.process.resour
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "data" / "certificate.pem")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from databases import Postgres, empty_store, find_programs
+from databases import Postgres, empty_store, running_postgres
 from forked_commands import FORKING_PYTHON, start_fork_server
 from randomness import is_fixed
 from serving import ServerProcess
@@ -74,16 +73,20 @@ _LONGEST_FILES = (
 )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Keep the folders of tests in memory, if there is enough: an fsync on a disk takes longer than most tests do.
 
-    The process that forks commands is started before pytest's workers, which share it.
+    The process that forks commands and PostgreSQL are started before pytest's workers, which share them.
     """
     gc.disable()  # until all is imported, of which nothing is garbage
     memory = Path("/dev/shm")
     if memory.is_dir() and shutil.disk_usage(memory).free > 4 * 2**30:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
     start_fork_server()
+    if config.getoption("numprocesses", None):
+        shared = running_postgres()
+        shared.__enter__()
+        config.add_cleanup(lambda: shared.__exit__(None, None, None))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -134,13 +137,6 @@ async def remote(server: ServerProcess) -> AsyncIterator[Remote]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres | None]:
-    """A real PostgreSQL server; None where the machine has none installed.
-
-    Its folder is not pytest's: another session of pytest, started meanwhile, may clear that away.
-    """
-    programs = find_programs()
-    if programs is None:
-        yield None
-        return
-    with TemporaryDirectory() as folder, Postgres(programs, Path(folder)) as running:
-        yield running
+    """A real PostgreSQL server; None where the machine has none installed."""
+    with running_postgres() as server:
+        yield server
