@@ -5,12 +5,15 @@ One set of processes serves all cases of a size, because each takes seconds to s
 
 import asyncio
 import errno
+import json
 import os
 import resource
 import signal
+import socket
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,7 @@ from leyden.learner.objective import objective_of
 from leyden.learner.policy import Policy
 from leyden.learner.protocol import Learner, OldLogprobs, TrainerState, Update, UpdateMetrics
 from leyden.learner.ranks import processes
-from leyden.learner.ranks.launch import LaunchedProcess
+from leyden.learner.ranks.launch import LOOPBACK, LaunchedProcess
 from leyden.learner.ranks.learner import RankedLearner
 from leyden.learner.ranks.messages import RankSetup
 from leyden.learner.ranks.processes import RankProcesses
@@ -44,8 +47,9 @@ from leyden.learner.sharded_files import read_shards
 from leyden.models.source import ModelSource
 from leyden.orchestrator.algorithm.resolve import algorithm_of
 from leyden.orchestrator.disk_room import is_disk_full
-from leyden.process.child import ChildProcess
-from leyden.process.place import Place
+from leyden.process.child import ChildProcess, module_command
+from leyden.process.place import HERE, Place
+from leyden.process.rotating_log import RotatingLog
 from leyden.runs.checkpoint_files import find_damage, latest_checkpoint
 
 LORA = AdapterConfig(rank=2, alpha=4, modules=("query_key_value", "dense"))
@@ -58,11 +62,9 @@ def config_of(algorithm: AlgorithmConfig | None = None, **training: object) -> C
 
 CASES: dict[str, Config] = {
     "trees": config_of(AlgorithmConfig(correction_level="rollout", correction_ratio="geometric")),
-    "rows": config_of(layout="rows", batch_tokens=64),
-    "lora": config_of(lora=LORA, gradient_checkpointing=True),
+    "rows with kl": config_of(AlgorithmConfig(kl=0.1), layout="rows", batch_tokens=64),
+    "lora with kl": config_of(AlgorithmConfig(kl=0.1), lora=LORA, gradient_checkpointing=True),
     "critic": config_of(AlgorithmConfig(credit="gae", advantage="ppo")),
-    "kl": config_of(AlgorithmConfig(kl=0.1)),
-    "kl with lora": config_of(AlgorithmConfig(kl=0.1), lora=LORA),
 }
 
 
@@ -98,6 +100,52 @@ def launched(size: int, store: TCPStore) -> LaunchedProcess:
     for one in processes[1:]:
         start_command("-c", f"from leyden.learner.ranks.launch import *; join({one!r})")
     return processes[0]
+
+
+class ForkedRank:
+    """A rank, as `ChildProcess` starts it, in a fork: it imports nothing, which takes longer than what it computes."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        pass_fds: Sequence[int],
+        log: RotatingLog,
+        place: Place,
+    ) -> None:
+        assert command == module_command("leyden.learner.ranks.rank", *pass_fds) and place == HERE
+        ours, theirs = socket.socketpair()
+        output = log.open()
+        with ours, theirs:
+            process = start_command("-c", _BE_A_RANK, stdin=theirs.fileno(), stdout=output, stderr=output)
+            variables = {name: environment[name] for name in LOOPBACK}
+            socket.send_fds(ours, [json.dumps(variables).encode()], list(pass_fds))
+        os.close(output)
+        self.pid, self._ended = process.pid, Future[int]()
+        self._ended.set_running_or_notify_cancel()  # so that no waiter can cancel it
+        threading.Thread(target=lambda: self._ended.set_result(process.wait()), daemon=True).start()
+
+    def kill(self) -> None:
+        if not self._ended.done():
+            os.kill(self.pid, signal.SIGKILL)
+
+    @property
+    def status(self) -> int | None:
+        return self._ended.result() if self._ended.done() else None
+
+    async def wait(self) -> int:
+        return await asyncio.wrap_future(self._ended)
+
+
+_BE_A_RANK = """
+import json, os, socket
+from leyden.learner.ranks.rank import serve
+
+variables, descriptors, _, _ = socket.recv_fds(socket.socket(fileno=0), 1000, 2)
+os.environ.update(json.loads(variables))
+serve(*descriptors)
+"""
 
 
 def alone(config: Config, source: ModelSource, run: Path) -> LocalLearner:
@@ -177,6 +225,7 @@ async def assert_same_gradients(ranks: RankProcesses, plain: LocalLearner, confi
 async def test_ranks_learn_what_one_process_does_and_say_which_of_them_is_lost(
     source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over_tcp: None
 ) -> None:
+    monkeypatch.setattr(processes, "ChildProcess", ForkedRank)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     others = RankProcesses(3, tmp_path, timeout_s=15, launch=launched(3, store))
     async with RankProcesses(2, tmp_path, timeout_s=60) as two, others as three:
