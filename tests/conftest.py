@@ -27,8 +27,9 @@ from leyden.api.client import Remote
 from leyden.store.store import Store
 
 # Random examples are the same for everybody; `make test-all` draws new ones with --hypothesis-profile=random, and
-# `make seeds` as many as `make test`, from the seeds that it gives. A deadline would fail on a busy machine.
-settings.register_profile("fixed", derandomize=True, deadline=None)
+# `make seeds` of cheap tests twice as many as `make test`, from the seeds that it gives, and of others as many. A
+# deadline would fail on a busy machine.
+settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("seeded", derandomize=False, deadline=None, print_blob=True)
 settings.register_profile("random", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile("fixed")

@@ -11,9 +11,9 @@ def is_fixed() -> bool:
     return settings.get_current_profile_name() != "random"
 
 
-def examples(all_of_them: int) -> int:
-    """How many examples a costly random test runs."""
-    return max(1, all_of_them // 5) if is_fixed() else all_of_them
+def examples(all_of_them: int, share: int = 5) -> int:
+    """How many examples a costly random test runs: one of `share`, or all of them."""
+    return max(1, all_of_them // share) if is_fixed() else all_of_them
 
 
 def moments(number: int) -> range:

@@ -16,7 +16,6 @@ import harnesses
 ROOT = Path(__file__).parents[2]
 SHORT = {
     ("openai (Python)", "chat"),
-    ("openai (Python)", "responses"),
     ("openai (Python)", "completions"),
     ("openai (Python), time-out", "chat"),
     ("anthropic (Python)", "messages"),

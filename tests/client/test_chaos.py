@@ -43,8 +43,8 @@ EXPECTED = {
     "block": Ending.TIMEOUT,
     "burn": Ending.TIMEOUT,
 }
-RARE = {"exit": 1, "fall": 1, "die": 1, "block": 2, "burn": 1, "fork": 3, "print": 3, "raise": 3}
-"""How many of fifty rollouts do this; the others only call the model."""
+RARE = {"exit": 1, "fall": 1, "die": 1, "block": 1, "burn": 1, "fork": 2, "print": 2, "raise": 2}
+"""How many of fifty rollouts do this, or of all if there are fewer; the others only call the model."""
 TIME_LIMIT_S, KILL_EVERY_S = 5.0, 4.0
 """On a machine that is not slow."""
 
@@ -122,7 +122,7 @@ async def log_of(harness: WorkerHarness, run: str) -> list[Event]:
     return found
 
 
-@pytest.mark.parametrize("rollouts", [50, pytest.param(2000, marks=pytest.mark.slow, id="2000")])
+@pytest.mark.parametrize("rollouts", [36, pytest.param(2000, marks=pytest.mark.slow, id="2000")])
 async def test_every_rollout_ends_once_with_the_outcome_of_its_own_behaviour(
     harness: WorkerHarness, rollouts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

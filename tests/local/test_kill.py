@@ -37,25 +37,18 @@ def test_a_trainer_that_is_killed_resumes_to_the_same_weights(seed: int, undistu
     assert training.weights() == undisturbed.weights()
 
 
-def test_a_worker_that_is_killed_is_replaced_and_nothing_is_missing(undisturbed: Training, tmp_path: Path) -> None:
+def test_a_server_and_a_worker_that_are_killed_are_replaced_and_nothing_is_missing(
+    undisturbed: Training, tmp_path: Path
+) -> None:
     training = Training(tmp_path, "rollout.lease_s=2")
-    process = training.start()
-    after_lines(process, 1)
-    (worker,) = children(process.pid, "leyden.client.worker")
-    kill(worker)
-    printed, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, printed
-    assert training.accounts() == undisturbed.accounts()
-
-
-def test_a_server_that_is_killed_is_started_again_and_the_run_goes_on(undisturbed: Training, tmp_path: Path) -> None:
-    training = Training(tmp_path)
     process = training.start()
     for _ in range(2):
         after_lines(process, 1)
         (server,) = children(process.pid, "leyden.server")
         kill(server)
         assert "(killed by SIGKILL)" in line_with(process, "it is started again")
+    (worker,) = children(process.pid, "leyden.client.worker")
+    kill(worker)
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
     assert training.accounts() == undisturbed.accounts()

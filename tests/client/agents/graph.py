@@ -49,9 +49,9 @@ def build(plan: Any, act: Any) -> Any:
 sync_graph, async_graph = build(plan, act), build(plan_async, act_async)
 
 
-def solve(task: dict[str, int]) -> float:
-    return float(sync_graph.invoke({"n": task["n"]})["answer"])
+def solve(task: dict[str, int]) -> Any:
+    return solve_async(task["n"]) if task["async"] else float(sync_graph.invoke({"n": task["n"]})["answer"])
 
 
-async def solve_async(task: dict[str, int]) -> float:
-    return float((await async_graph.ainvoke({"n": task["n"]}))["answer"])
+async def solve_async(n: int) -> float:
+    return float((await async_graph.ainvoke({"n": n}))["answer"])

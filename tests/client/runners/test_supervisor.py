@@ -33,7 +33,8 @@ async def processes_in(file: Path) -> list[psutil.Process]:
     return [psutil.Process(int(pid)) for pid in file.read_text().split()]  # noqa: ASYNC240
 
 
-@pytest.mark.parametrize("how", ["block", "burn"])
+# tests/client/test_chaos.py has agents that burn
+@pytest.mark.parametrize("how", ["block", pytest.param("burn", marks=pytest.mark.slow)])
 async def test_code_that_hangs_times_out_and_its_process_ends_while_another_attempt_continues(
     harness: WorkerHarness, tmp_path: Path, how: str
 ) -> None:
@@ -206,9 +207,10 @@ async def test_a_blocked_event_loop_is_noticed_and_its_blocker_retried_alone(har
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("exit", "exit status 9"),
+        # tests/client/test_chaos.py has these two
+        pytest.param("exit", "exit status 9", marks=pytest.mark.slow),
+        pytest.param("die", "killed by SIGKILL", marks=pytest.mark.slow),
         ("segfault", "killed by SIGSEGV"),
-        ("die", "killed by SIGKILL"),
         ("real-time", f"killed by signal {signal.SIGRTMIN + 6}"),
     ],
 )

@@ -124,16 +124,15 @@ async def test_rollouts_of_all_frameworks_in_one_process_keep_apart(harness: Wor
             assert episode.output == ""
 
 
-@pytest.mark.parametrize("agent", ["solve", "solve_async"])
-async def test_the_nodes_of_a_langgraph_are_roles(harness: WorkerHarness, agent: str) -> None:
+async def test_the_nodes_of_a_langgraph_are_roles(harness: WorkerHarness) -> None:
     await harness.open()
-    for n in range(8):
-        await harness.queue(f"g{n}", {"n": n})
-    with harness.worker(f"graph.py:{agent}"):
-        found = [(n, await episode_of(harness, f"g{n}")) for n in range(8)]
+    for n in range(16):
+        await harness.queue(f"g{n}", {"n": n, "async": n % 2})
+    with harness.worker("graph.py:solve"):
+        found = [(n, await episode_of(harness, f"g{n}")) for n in range(16)]
     for n, episode in found:
         assert [c.response["content"] for c in episode.calls] == [f"{n}", f"{n + 1}"], episode.attempt.outcome
-        look = ["look"] if agent == "solve" else []
+        look = [] if n % 2 else ["look"]
         assert paths(episode) == [("planner", ["planner", "LangGraph"]), ("actor", [*look, "actor", "LangGraph"])]
         if look:
             (given,) = [reward for reward in episode.rewards if reward.kind == "step"]

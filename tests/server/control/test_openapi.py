@@ -135,7 +135,7 @@ def test_every_answer_is_as_described_and_none_is_a_failure(route: Any, server: 
     make_work(server.url, server.admin_key, _name(operation))
 
     @settings(
-        max_examples=examples(40),
+        max_examples=examples(40, share=8),
         deadline=None,
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
