@@ -198,15 +198,18 @@ SAID = '{"verdict": "right", "sure": true, "note": "so"}'
 CALL = call("add", '{"a": 1}')
 
 
-@lru_cache(maxsize=1)
-def formats_of(tokenizer: Tokenizer, loop: asyncio.AbstractEventLoop) -> StructuredOutput:
-    """What makes grammars, once for all of a test: it starts a process."""
+on_one_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+@lru_cache
+def formats_of(tokenizer: Tokenizer) -> StructuredOutput:
+    """What makes grammars, once for all tests of a tokenizer on one loop: it starts a process."""
     return StructuredOutput(renderer_for(tokenizer), tokenizer, len(tokenizer))
 
 
 async def follows(text: str, prompt: str = "", calls: bool = False, tokenizer: Tokenizer = TOKENIZER) -> bool:
     """Whether the grammar of an answer allows a text, and then its end."""
-    formats = formats_of(tokenizer, asyncio.get_running_loop())
+    formats = formats_of(tokenizer)
     grammar = await formats.grammar(WANTED, tokenizer.encode(prompt), calls)
     stops = tuple(renderer_for(tokenizer).get_stop_token_ids())
     asked = EngineRequest((), Sampling(), stops, 1, "s", grammar=grammar)
@@ -237,21 +240,25 @@ def without_marks(*marks: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize("text", [SAID, SAID.replace(" ", ""), json.dumps(json.loads(SAID), indent=2)])
+@on_one_loop
 async def test_json_may_be_written_as_the_model_likes(text: str) -> None:
     assert await follows(text) and await follows(text, calls=True)
 
 
 @pytest.mark.parametrize("text", ["Yes.", SAID + " ", " " + SAID, SAID[:-1], '{"sure": true}', CALL])
+@on_one_loop
 async def test_nothing_else_is_an_answer(text: str) -> None:
     assert not await follows(text)
 
 
+@on_one_loop
 async def test_an_answer_may_reason_first_where_the_model_has_tokens_for_that() -> None:
     assert await follows(f"<think>\nHm.\n</think>\n\n{SAID}") and await follows(f"<think></think>{SAID}")
     assert not await follows(f"<think>{SAID}") and not await follows(f"Hm.</think>{SAID}")
     assert not await follows(f"<think>Hm.</think>{SAID}", tokenizer=without_marks("<think>", "</think>"))
 
 
+@on_one_loop
 async def test_reasoning_that_the_prompt_has_started_is_ended_first() -> None:
     assert await follows(f"Hm.\n</think>\n\n{SAID}", prompt="<|im_start|>assistant\n<think>\n")
     assert not await follows(SAID, prompt="<|im_start|>assistant\n<think>\n")
@@ -259,6 +266,7 @@ async def test_reasoning_that_the_prompt_has_started_is_ended_first() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [TOKENIZER, without_marks("<tool_call>", "</tool_call>")], ids=["mark", "text"])
+@on_one_loop
 async def test_tool_calls_may_replace_an_answer_where_tools_are_offered(tokenizer: Tokenizer) -> None:
     assert await follows(CALL, calls=True, tokenizer=tokenizer)
     assert await follows(f"{CALL}\n{CALL}", calls=True, tokenizer=tokenizer)
@@ -394,7 +402,7 @@ async def held(text: str, mode: Literal["auto", "required"], *tools: Any, parall
     """Whether the grammar of calls allows a text and then its end; None where there is no grammar."""
     messages = (QUESTION,)
     request = GenerationRequest("m", messages, tools=tools, tool_choice=ToolChoice(mode), parallel_tool_calls=parallel)
-    grammar = await StructuredOutput(renderer_for(TOKENIZER), TOKENIZER, len(TOKENIZER)).call_grammar(request, [])
+    grammar = await formats_of(TOKENIZER).call_grammar(request, [])
     if grammar is None:
         return None
     matcher = await GrammarCompiler(TOKENIZER.control_json, len(TOKENIZER)).new_matcher(
@@ -408,6 +416,7 @@ async def held(text: str, mode: Literal["auto", "required"], *tools: Any, parall
     return True
 
 
+@on_one_loop
 async def test_strict_tools_are_held_to_their_schema_and_others_to_an_object() -> None:
     right, wrong, loose = call("judge", SAID), call("judge", '{"verdict": "so"}'), call("note", '{"x": [1]}')
     for text in ("Just text.", right, f"I shall. {right}", f"{loose}{right}", "<think>Hm.</think>\n" + right):
@@ -420,6 +429,7 @@ async def test_strict_tools_are_held_to_their_schema_and_others_to_an_object() -
     assert await held(wrong, "auto", LOOSE) is None  # nothing is strict
 
 
+@on_one_loop
 async def test_without_parallel_calls_a_grammar_allows_one_call_at_the_end() -> None:
     right, loose = call("judge", SAID), call("note", "{}")
     for text in ("Just text.", right, f"I shall. {right}"):
@@ -430,6 +440,7 @@ async def test_without_parallel_calls_a_grammar_allows_one_call_at_the_end() -> 
     assert await held(f"{right}\n{loose}", "required", STRICT, LOOSE, parallel=False) is False
 
 
+@on_one_loop
 async def test_a_strict_schema_that_cannot_be_enforced_is_left_to_validation() -> None:
     odd: Any = {"type": "function", "function": {"name": "odd", "strict": True, "parameters": {"not": {}}}}
     assert await held("Text", "auto", odd) is None
@@ -437,6 +448,7 @@ async def test_a_strict_schema_that_cannot_be_enforced_is_left_to_validation() -
     assert not await held("Text", "required", odd)
 
 
+@on_one_loop
 async def test_a_strict_tool_whose_schema_is_no_object_takes_any_object() -> None:
     odd: Any = {"type": "function", "function": {"name": "odd", "strict": True, "parameters": 5}}
     assert await held(call("odd", '{"x": 1}'), "auto", odd)
