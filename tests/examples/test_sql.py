@@ -53,7 +53,14 @@ async def test_outside_of_leyden_it_needs_only_an_openai_endpoint(tmp_path: Path
     assert QUESTION in prompt
 
 
-@pytest.mark.parametrize("rules", [True, False], ids=["by the rules of the TOML", "by the nodes of the graph"])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        pytest.param(True, id="by the rules of the TOML"),
+        # tests/client/tracing/test_instrumentation.py has a graph whose nodes are roles
+        pytest.param(False, id="by the nodes of the graph", marks=pytest.mark.slow),
+    ],
+)
 async def test_the_three_roles_are_caught(harness: WorkerHarness, singers: str, rules: bool) -> None:
     await harness.open(roles=read_file(EXAMPLE / "sql.toml")["roles"] if rules else {})
     harness.server.say = say

@@ -21,9 +21,23 @@ from leyden.engine.torch.sampling import SampledBatch, SampledToken
 from leyden.records import Sampling
 
 
-@pytest.fixture(params=["llama", "gpt-neox"])
-def model(request: pytest.FixtureRequest) -> PreTrainedModel:
-    return make(request.param)
+@pytest.fixture(
+    params=[
+        pytest.param(("llama", False), id="llama-in order"),
+        pytest.param(("llama", True), id="llama-overlapping"),
+        pytest.param(("gpt-neox", True), id="gpt-neox-overlapping"),
+        pytest.param(("gpt-neox", False), id="gpt-neox-in order", marks=pytest.mark.slow),
+    ]
+)
+def kind(request: pytest.FixtureRequest) -> tuple[str, bool]:
+    """The kind of the model, and whether the engine overlaps the computation of a token with what follows the last."""
+    name, overlap = request.param
+    return name, overlap
+
+
+@pytest.fixture
+def model(kind: tuple[str, bool]) -> PreTrainedModel:
+    return make(kind[0])
 
 
 @pytest.fixture
@@ -31,9 +45,9 @@ def llama() -> PreTrainedModel:
     return make("llama")
 
 
-@pytest.fixture(params=[False, True], ids=["in order", "overlapping"])
-async def engine(model: PreTrainedModel, request: pytest.FixtureRequest) -> AsyncIterator[TorchEngine]:
-    made = TorchEngine(model, slots=8, version=3, prefill_tokens=50, overlap=request.param)
+@pytest.fixture
+async def engine(model: PreTrainedModel, kind: tuple[str, bool]) -> AsyncIterator[TorchEngine]:
+    made = TorchEngine(model, slots=8, version=3, prefill_tokens=50, overlap=kind[1])
     yield made
     made.close()
 
