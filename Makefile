@@ -59,7 +59,7 @@ test-all: check $(EXAMPLES)
 	mkdir -p results
 	$(BIN)/python -m pytest -n 2 $(BY_FILE) -m 'slow or not slow' --hypothesis-profile=random --junit-xml=results/test-all.xml
 
-# Every random test with 20 seeds, each with as many examples as in `make test`.
+# Every random test with 20 seeds, each with at least as many examples as in `make test`.
 SEEDS ?= $(shell seq 1 20)
 
 seeds: $(INSTALLED)
