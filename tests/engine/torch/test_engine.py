@@ -30,7 +30,7 @@ from leyden.records import Sampling
     ]
 )
 def kind(request: pytest.FixtureRequest) -> tuple[str, bool]:
-    """The kind of the model, and whether the engine overlaps the computation of a token with what follows the last."""
+    """The kind of the model, and whether a step is started before the tokens of the one before are read."""
     name, overlap = request.param
     return name, overlap
 
