@@ -2,10 +2,12 @@
 
 import base64
 import gzip
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import msgspec
+import openai_harmony
 from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -20,6 +22,8 @@ PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *
 OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
 CHARACTERS = dict(zip([*PRINTABLE, *OTHERS], [*map(chr, PRINTABLE), *map(chr, range(256, 512))], strict=False))
 """By byte, the character that stands for it in the vocabulary of a tokenizer.json."""
+openai_harmony._load_harmony_encoding = cache(openai_harmony._load_harmony_encoding)
+"""Each renderer reads the whole vocabulary again otherwise, for half a second."""
 
 
 def vocabulary() -> bytes:
