@@ -364,6 +364,6 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 StoreMachine.TestCase.settings = settings(
-    max_examples=examples(50), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(50, share=8), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestStoreMachine = StoreMachine.TestCase

@@ -16,7 +16,7 @@ from leyden.learner.protocol import Update, UpdateMetrics
 from leyden.outcomes import Ending
 from leyden.records import Call, StepCredits
 
-QUICK, ALL = 10, 4000
+QUICK, ALL = 6, 4000
 """Schedules of the quick test and of the long one."""
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from randomness import examples
 from toolconversations import DIVIDE, SIX, USER, Conversation, assistant, result, tool_call
 
 from leyden.records import CallStatus, PromptOrigin, Sampling, Span
@@ -210,7 +211,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200, share=2), deadline=None)
 @given(st.lists(JSON, max_size=3), JSON, st.none() | st.lists(JSON, max_size=2), JSON)
 def test_any_record_can_be_read(messages: list[Any], response: Any, tools: list[Any] | None, other: Any) -> None:
     conversation = Conversation(tools=tools).turn(messages, response).turn(messages, other)
