@@ -78,6 +78,22 @@ async def test_a_run_that_replays_nothing_takes_no_origin(store: Store) -> None:
         await store.enqueue("careful", GroupSpec("h", TASK, origin=Origin(lease.attempt.id, 1)))
 
 
+async def test_a_retry_replays_nothing_in_a_run_that_replays_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "RETRY_BACKOFF", Backoff(first_s=0.0, max_s=0.0))
+    for replays in (True, False):
+        run = f"replay-{replays}"
+        await store.create_run(RunSpec(run, RunSettings(replay=replays)))
+        await store.enqueue(run, GroupSpec(f"of-{run}", TASK))
+        (lease,) = await store.lease(LeaseRequest("w", run=run))
+        await store.record_calls(run, lease.attempt.id, [FIRST])
+        await store.finish(run, lease.attempt.id, FinishRequest(Outcome(Ending.LOST)))
+        (retry,) = await store.lease(LeaseRequest("w", run=run))
+        assert retry.attempt.number == 2
+        assert retry.attempt.origin == (Origin(lease.attempt.id, 1) if replays else None)
+
+
 async def test_a_replayed_call_is_stored_without_its_tokens_and_read_whole(store: Store) -> None:
     origin = (await recorded(store)).id
     branch = await start(store, "h", origin=Origin(origin, 2))
