@@ -15,7 +15,7 @@ from leyden.backoff import Backoff
 from leyden.learner.errors import TrainingError
 from leyden.learner.protocol import Update, UpdateMetrics
 from leyden.outcomes import Ending
-from leyden.records import Call
+from leyden.records import Call, Purpose
 
 
 def first_words(journal: Sequence[str]) -> list[str]:
@@ -95,6 +95,16 @@ async def test_the_model_before_training_is_tested_if_no_step_is_better(tmp_path
     state = await run.start()
     assert (state.step, state.best_step, state.best_reward) == (1, 0, 0.7)
     assert run.journal[-1] == "tested 0" and run.store.versions == [1, 0] and run.learner.digest == "start"
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+async def test_evaluations_go_before_the_rollouts_to_train_on_that_run_beside_them(
+    tmp_path: Path, max_staleness: int
+) -> None:
+    run = ScriptedRun(tmp_path, held_out=1, training={"max_staleness": max_staleness}, evaluation={"every": 1})
+    await run.start()
+    asked = {(spec.purpose, spec.priority) for spec in run.store.requested}
+    assert asked == {(Purpose.TRAIN, 0), (Purpose.EVAL, 10 if max_staleness else 0)}
 
 
 def some_fail(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
