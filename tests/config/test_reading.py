@@ -117,6 +117,10 @@ def test_settings_are_put_on_top_and_are_toml_or_text() -> None:
     assert "training" not in WHOLE
 
 
+def test_a_run_that_says_nothing_of_it_corrects_for_what_sampler_and_trainer_compute_differently() -> None:
+    assert read_config(WHOLE).algorithm.correction != "none"
+
+
 @pytest.mark.parametrize("setting", ["steps", "=3", "model.x=3", "training..steps=3", "training.=3"])
 def test_a_setting_that_sets_nothing(setting: str) -> None:
     with pytest.raises(ConfigError):
