@@ -25,6 +25,8 @@ from leyden.orchestrator.report.metrics_log import step_metrics
 from leyden.outcomes import Ending
 from leyden.records import Call, Reward, RewardKind, Span
 
+WRITING = Span("t", "1" * 16, None, "node", "internal", 0, 1, attributes={"gen_ai.agent.name": "writer"})
+
 
 async def test_a_step_trains_every_policy_on_its_own_calls(tmp_path: Path) -> None:
     run = PoliciesRun(tmp_path, TWO, training={"steps": 1})
@@ -183,12 +185,22 @@ async def test_an_engine_that_fails_leaves_the_record_of_the_other_policy_whole(
 
 
 def test_a_role_that_only_a_span_knows_is_refused() -> None:
-    span = Span("t", "1" * 16, None, "node", "internal", 0, 1, attributes={"gen_ai.agent.name": "writer"})
-    made = replace(episode(0, 1.0, [call("a", policy="checker", span=span.span_id)]), spans=(span,))
+    made = replace(episode(0, 1.0, [call("a", policy="checker", span=WRITING.span_id)]), spans=(WRITING,))
     with pytest.raises(TrainingError, match="known only from a span"):
         check_roles([made], {"writer": "writer"})
     check_roles([made], {"another": "writer"})
     check_roles([made], {})
+
+
+async def test_a_run_whose_roles_only_spans_know_ends_with_the_reason(tmp_path: Path) -> None:
+    def checker_answers(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[Call], Ending]:
+        return float(index % 2), [call(f"{spec.id}.{index}", policy="checker", span=WRITING.span_id)], Ending.SUCCEEDED
+
+    run = PoliciesRun(tmp_path, TWO, checker_answers)
+    run.store.recorded = lambda found: replace(found, spans=(WRITING,))
+    with pytest.raises(TrainingError, match="known only from a span"):
+        await run.train()
+    assert not run.updates("checker")
 
 
 async def test_a_policy_without_calls_stays_as_it_is(tmp_path: Path) -> None:
