@@ -14,6 +14,7 @@ from leyden.records import CallStatus, Version
 from leyden.server.control.keys import KeyKind
 from leyden.server.gateway.calls.scheduler import Scheduler
 from leyden.server.gateway.served_model import ServedModel
+from leyden.server.gateway.upstream.client import UpstreamClient
 
 SETTINGS = {
     "routes": {"gpt-4o": "writer", "writer": "writer", "checker": "checker"},
@@ -79,6 +80,26 @@ async def test_a_call_goes_to_the_policy_of_its_role_and_else_of_its_model_name(
         await two.ask("gpt-5")
     with pytest.raises(openai.NotFoundError, match="add its role 'another' to the `roles` of a policy"):
         await two.ask("gpt-5", role="another")
+
+
+async def test_a_role_of_the_upstream_goes_there_whatever_model_it_names(tmp_path: Path) -> None:
+    async with model_server(tmp_path / "far") as far, model_server(tmp_path / "near") as near:
+        two = TwoPolicies(near)
+        far.lines = ["judged" + END, "judged again" + END]
+        await far.new_attempt()
+        role_routes = {**SETTINGS["role_routes"], "judge": "upstream"}
+        await near.new_attempt(**{**SETTINGS, "role_routes": role_routes})
+        assert near.service.gateway is not None
+        near.service.gateway.upstream = UpstreamClient(f"{far.url}/v1", far.key)
+        assert await two.ask("gpt-4o", role="judge") == "judged"
+        assert await two.ask("checker", role="judge") == "judged again"
+        assert await two.ask("gpt-4o", role="checker") == "checker"
+        calls = (await near.episode()).calls
+        assert [(call.policy, call.role) for call in calls] == [
+            ("upstream", "judge"),
+            ("upstream", "judge"),
+            ("checker", "checker"),
+        ]
 
 
 async def test_a_conversation_that_changes_its_policy_is_rendered_again(two: TwoPolicies) -> None:
