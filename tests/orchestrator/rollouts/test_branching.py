@@ -58,6 +58,17 @@ async def test_rollouts_are_continued_from_their_middle_and_what_that_adds_is_tr
     assert (metrics["branches/groups"], metrics["branches/diverged"], metrics["branches/reward"]) == (4, 0, 0.5)
 
 
+@pytest.mark.parametrize("max_staleness", [0, 1])
+async def test_continuations_go_before_the_rollouts_of_later_steps_that_run_beside_them(
+    tmp_path: Path, max_staleness: int
+) -> None:
+    run = training(tmp_path, 2)
+    run.with_settings(max_staleness=max_staleness)
+    await run.start()
+    asked = {(spec.origin is not None, spec.priority) for spec in run.store.requested}
+    assert asked == {(False, 0), (True, 10 if max_staleness else 0)}
+
+
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 1.0])
 @pytest.mark.parametrize("points", [1, 3])
 async def test_a_step_that_takes_more_than_its_budget_leaves_less_to_the_next(
