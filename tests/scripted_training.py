@@ -4,6 +4,7 @@ Store and checkpoints outlive a crash, as files do: `ScriptedRun.start` goes on 
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from hashlib import blake2b
@@ -83,7 +84,10 @@ class ScriptedStore:
         self.requested: list[GroupSpec] = []
         self.credits: dict[int, set[str]] = {}
         """By step, the groups whose calls it has credited or left out."""
-        self.versions: list[int] = []
+        self.versions = defaultdict[str, list[int]](list)
+        """The published versions of each policy."""
+        self._held = set[str]()
+        """The policies whose calls wait for a publication."""
         self.recorded: Callable[[Episode], Episode] = lambda episode: episode
         """Makes what is recorded of a rollout from what the script says."""
 
@@ -126,10 +130,12 @@ class ScriptedStore:
 
     async def hold_calls(self, run: str, policy: str) -> None:
         self.journal.write("hold")
+        self._held.add(policy)
 
     async def publish_version(self, run: str, version: Version) -> None:
         self.journal.write(f"version {version.number}")
-        self.versions.append(version.number)
+        self._held.remove(version.policy)
+        self.versions[version.policy].append(version.number)
 
     def _check(self, spec: GroupSpec) -> None:
         first = self.sampled[spec.id][0] if spec.id in self.sampled else None

@@ -64,7 +64,7 @@ def equal_rewards(spec: GroupSpec, index: int) -> tuple[float | None, Sequence[C
 async def test_a_step_without_an_update_only_wakes_the_engine(tmp_path: Path, sleeps: bool) -> None:
     run = ScriptedRun(tmp_path, equal_rewards, sleeps=sleeps, training={"steps": 2})
     state = await run.start()
-    assert (state.step, state.version) == (2, 0) and run.store.versions == ([0, 0] if sleeps else [])
+    assert (state.step, state.version) == (2, 0) and run.store.versions["policy"] == ([0, 0] if sleeps else [])
     assert "accumulate" not in first_words(run.journal) and list(map(len, run.store.credits.values())) == [2, 2]
 
 
@@ -82,7 +82,7 @@ async def test_evaluations_come_before_the_first_step_and_when_they_are_due_and_
         *("measured 0", "report 1", "measured 2", "report 2", "save 2", "measured 3", "report 3", "save 3"),
         *("load 2", "tested 2"),
     ]
-    assert run.store.versions == [1, 2, 3, 2]  # the test is of the best weights
+    assert run.store.versions["policy"] == [1, 2, 3, 2]  # the test is of the best weights
     assert run.learner.digest == run.checkpoints[2][1]
 
 
@@ -94,7 +94,7 @@ async def test_the_model_before_training_is_tested_if_no_step_is_better(tmp_path
     run = ScriptedRun(tmp_path, script, held_out=2, test=1, training={"steps": 1}, evaluation={"rollouts": 1})
     state = await run.start()
     assert (state.step, state.best_step, state.best_reward) == (1, 0, 0.7)
-    assert run.journal[-1] == "tested 0" and run.store.versions == [1, 0] and run.learner.digest == "start"
+    assert run.journal[-1] == "tested 0" and run.store.versions["policy"] == [1, 0] and run.learner.digest == "start"
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])

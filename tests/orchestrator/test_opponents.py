@@ -78,6 +78,12 @@ async def test_the_latest_version_plays_each_step_and_is_not_trained_on(tmp_path
     assert not any("opponent" in entry for entry in run.journal if "accumulate" in entry)
 
 
+async def test_each_version_is_published_as_one_of_the_policy_that_serves_it(tmp_path: Path) -> None:
+    run = SelfPlay(tmp_path, policies("latest"), training={"steps": 3, "tasks_per_step": 1}, held_out=1)
+    await run.train()
+    assert run.store.versions == {"player": [1, 2, 3], "opponent": [1, 2, 0]}  # the last for the evaluation
+
+
 @pytest.mark.parametrize("pool", ["uniform", "win_rate"])
 async def test_a_run_that_is_killed_meets_the_versions_that_it_would_have_met(pool: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"training": {"steps": 4, "tasks_per_step": 1}, "held_out": 0}
