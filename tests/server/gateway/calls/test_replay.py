@@ -69,21 +69,23 @@ class Clients:
         return [item.to_dict() for item in whole.output]
 
     async def generate(self, said: list[Any], stream: bool = False) -> list[Any]:
-        """The parts of the answer, in Google's dialect."""
+        """The parts of the answer, in Google's dialect; how the stream of a text was split is not in the record."""
         tool: Any = {"function_declarations": [{"name": "add", "parameters_json_schema": SCHEMA}]}
         body: dict[str, Any] = {"model": "m", "contents": said, "config": {"tools": [tool]}}
         if stream:
             chunks = [chunk async for chunk in await self.google.models.generate_content_stream(**body)]
         else:
             chunks = [await self.google.models.generate_content(**body)]
-        parts = [
-            part
-            for chunk in chunks
-            for one in chunk.candidates or ()
-            if one.content
-            for part in one.content.parts or ()
-        ]
-        return [part.model_dump(exclude_none=True) for part in parts]
+        parts: list[Any] = []
+        for chunk in chunks:
+            for one in chunk.candidates or ():
+                for part in (one.content.parts if one.content else None) or ():
+                    made = part.model_dump(exclude_none=True)
+                    if made.keys() == {"text"} and parts and parts[-1].keys() == {"text"}:
+                        parts[-1]["text"] += made["text"]
+                    else:
+                        parts.append(made)
+        return parts
 
     async def text(self, prompt: str, stream: bool = False) -> str:
         """The text that follows."""
