@@ -1,6 +1,8 @@
 """Attempts that get their first answers from the record of another, through the official clients."""
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,10 +16,12 @@ from google import genai
 from modelserving import END, ModelServer, call, model_server
 from randomness import examples, new_seed
 
+from leyden.api.client import Remote
 from leyden.api.wire import FinishRequest
 from leyden.episodes import Episode
 from leyden.outcomes import Ending, Outcome, Retry
-from leyden.records import Call, CallStatus, FixedAnswer, Origin
+from leyden.records import Call, CallStatus, FixedAnswer, Origin, Reward
+from leyden.server.control.keys import KeyKind
 from leyden.server.gateway.calls import replay
 from leyden.server.gateway.prompts.history import meanings
 from leyden.server.gateway.upstream.client import UpstreamClient
@@ -25,6 +29,8 @@ from leyden.server.gateway.upstream.client import UpstreamClient
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}}}
 TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 LOST = FinishRequest(Outcome(Ending.LOST), retry=Retry.FREE)
+Heard = tuple[str, list[tuple[str, Any]]]
+"""What the model said: a text, and the names and arguments of its calls."""
 
 
 class Clients:
@@ -120,56 +126,102 @@ def never_the_same(server: ModelServer, seed: int = 0) -> None:
     server.say = say
 
 
-async def agent(ask: Clients, seed: int, restarts: bool = False) -> list[Any]:
-    """Some conversations at the same time, each of its own dialect, that depend on all that they are answered."""
+async def agent(
+    ask: Clients, seed: int, restarts: bool = False, forms: Random | None = None
+) -> tuple[list[Any], list[list[Heard]]]:
+    """Some conversations at the same time, each of its own dialect, that depend on all that they are answered.
+
+    Those with messages are held in other dialects, and all of them streamed or not, as `forms` has it. Returns what
+    each has said and heard.
+    """
     plan = Random(seed)
 
-    async def converse(name: int, dialect: str, stream: bool, turns: int) -> Any:
-        said: list[Any] = [{"role": "user", "content": f"Question {name}"}]
+    async def converse(
+        name: int, dialect: str, stream: bool, choices: int, turns: int
+    ) -> tuple[list[Any], list[Heard]]:
+        if forms is not None:
+            stream = forms.random() < 0.5
+            dialect = forms.choice(WITH_MESSAGES) if dialect != "text" and choices == 1 else dialect
+        question = f"Question {name}"
+        content = {"parts": [{"text": question}]} if dialect == "google" else {"content": question}
+        said: list[Any] = [{"role": "user", **content}]
+        heard: list[Heard] = []
         for turn in range(turns):
             await asyncio.sleep(Random().random() / 500)  # they arrive in any order
             if restarts:
                 ask.server.forget_attempts()
-            if dialect == "text":
-                said = [
-                    {"role": "user", "content": said[0]["content"] + await ask.text(said[0]["content"], stream) + "!"}
-                ]
-            elif dialect == "chat":
-                choices = 1 + (turn == 0 and not stream)
-                answer = (await ask.chat(said, stream, n=choices))[-1]
-                results = [
-                    {"role": "tool", "tool_call_id": made["id"], "content": "5"}
-                    for made in answer.get("tool_calls") or ()
-                ]
-                said += [answer, *(results or [{"role": "user", "content": f"And {turn}?"}])]
-            elif dialect == "messages":
-                blocks = await ask.messages(said, stream)
-                used = [one["id"] for one in blocks if one["type"] == "tool_use"]
-                results = [{"type": "tool_result", "tool_use_id": id, "content": "5"} for id in used]
-                said += [
-                    {"role": "assistant", "content": blocks},
-                    {"role": "user", "content": results or f"And {turn}?"},
-                ]
-            elif dialect == "google":
-                said[0] = {"role": "user", "parts": [{"text": f"Question {name}"}]}
-                parts = await ask.generate(said, stream)
-                called = [part["function_call"] for part in parts if "function_call" in part]
-                results = [{"function_response": {"name": one["name"], "response": {"is": 5}}} for one in called]
-                said += [
-                    {"role": "model", "parts": parts},
-                    {"role": "user", "parts": results or [{"text": f"And {turn}?"}]},
-                ]
-            else:
-                items = await ask.responses(said, stream)
-                called = [item["call_id"] for item in items if item["type"] == "function_call"]
-                results = [{"type": "function_call_output", "call_id": id, "output": "5"} for id in called]
-                said += [*items, *(results or [{"role": "user", "content": f"And {turn}?"}])]
-                said[0] = {"role": "user", "content": said[0]["content"]}
-        return said
+            more, answer = await TURNS[dialect](ask, said, stream, 1 if turn else choices, f"And {turn}?")
+            said += more
+            heard.append(answer)
+        return said, heard
 
-    dialects = plan.choices(["chat", "messages", "responses", "google", "text"], k=1 if restarts else 3)
-    plans = [(name, dialect, plan.random() < 0.5, plan.randint(1, 4)) for name, dialect in enumerate(dialects)]
-    return await asyncio.gather(*(converse(*one) for one in plans))
+    dialects = plan.choices([*WITH_MESSAGES, "text"], k=1 if restarts else 3)
+    plans = [
+        (name, dialect, plan.random() < 0.5, 1 + (dialect == "chat" and plan.random() < 0.5), plan.randint(1, 4))
+        for name, dialect in enumerate(dialects)
+    ]
+    conversations = await asyncio.gather(*(converse(*one) for one in plans))
+    return [said for said, _ in conversations], [heard for _, heard in conversations]
+
+
+async def chat_turn(ask: Clients, said: list[Any], stream: bool, choices: int, more: str) -> tuple[list[Any], Heard]:
+    answer = (await ask.chat(said, stream, n=choices))[-1]
+    made = answer.get("tool_calls") or ()
+    results = [{"role": "tool", "tool_call_id": one["id"], "content": "5"} for one in made]
+    called = [(one["function"]["name"], json.loads(one["function"]["arguments"])) for one in made]
+    return [answer, *(results or [{"role": "user", "content": more}])], (answer.get("content") or "", called)
+
+
+async def messages_turn(ask: Clients, said: list[Any], stream: bool, _: int, more: str) -> tuple[list[Any], Heard]:
+    blocks = await ask.messages(said, stream)
+    used = [one for one in blocks if one["type"] == "tool_use"]
+    results = [{"type": "tool_result", "tool_use_id": one["id"], "content": "5"} for one in used]
+    text = "".join(one["text"] for one in blocks if one["type"] == "text")
+    following = [{"role": "assistant", "content": blocks}, {"role": "user", "content": results or more}]
+    return following, (text, [(one["name"], one["input"]) for one in used])
+
+
+async def responses_turn(ask: Clients, said: list[Any], stream: bool, _: int, more: str) -> tuple[list[Any], Heard]:
+    items = await ask.responses(said, stream)
+    called = [item for item in items if item["type"] == "function_call"]
+    results = [{"type": "function_call_output", "call_id": item["call_id"], "output": "5"} for item in called]
+    text = "".join(part["text"] for item in items if item["type"] == "message" for part in item["content"])
+    following = [*items, *(results or [{"role": "user", "content": more}])]
+    return following, (text, [(item["name"], json.loads(item["arguments"])) for item in called])
+
+
+async def google_turn(ask: Clients, said: list[Any], stream: bool, _: int, more: str) -> tuple[list[Any], Heard]:
+    parts = await ask.generate(said, stream)
+    called = [part["function_call"] for part in parts if "function_call" in part]
+    results = [{"function_response": {"name": one["name"], "response": {"output": "5"}}} for one in called]
+    text = "".join(part.get("text", "") for part in parts)
+    following = [{"role": "model", "parts": parts}, {"role": "user", "parts": results or [{"text": more}]}]
+    return following, (text, [(one["name"], one["args"]) for one in called])
+
+
+async def text_turn(ask: Clients, said: list[Any], stream: bool, _: int, more: str) -> tuple[list[Any], Heard]:
+    answer = await ask.text("".join(one["content"] for one in said), stream)
+    return [{"content": answer + more}], (answer, [])
+
+
+TURNS = {
+    "chat": chat_turn,
+    "messages": messages_turn,
+    "responses": responses_turn,
+    "google": google_turn,
+    "text": text_turn,
+}
+"""By dialect, what lets the model answer: it returns what is said next, which has the answer, and what is heard."""
+WITH_MESSAGES = [dialect for dialect in TURNS if dialect != "text"]
+
+
+async def finish(server: ModelServer, heard: list[list[Heard]]) -> Episode:
+    """End the attempt with a reward for what the model said."""
+    numbers = [float(number) for number in re.findall(r"\d\.[\d.e-]*\d", json.dumps(heard))]
+    report = FinishRequest(Outcome(Ending.SUCCEEDED), rewards=(Reward("final", sum(numbers)),))
+    async with Remote(server.url, server.service.keyring.create(KeyKind.WORKER, 60)[0]) as worker:
+        await worker.finish(server.run, server.attempt, report)
+    return await server.episode()
 
 
 def sampled_part(made: Call) -> Any:
@@ -189,20 +241,24 @@ async def test_an_agent_that_replays_its_own_record_gives_the_same_and_branches_
             chance, restarts = Random(seed), seed % 3 == 0
             await server.new_attempt(f"g{seed}")
             async with clients(server) as ask:
-                said = await agent(ask, seed, restarts)
-            recorded, sampled = await server.episode(), len(server.engine.requests)
-            count = len(recorded.calls)
-            await server.branch(f"same{seed}", Origin(recorded.attempt.id, count))
-            async with clients(server) as ask:
-                assert await agent(ask, seed, restarts) == said
-            same = await server.episode()
-            assert len(server.engine.requests) == sampled and same.attempt.diverged is None
-            assert {id: sampled_part(made) for id, made in by_id(same).items()} == {
-                made.id: sampled_part(made) for made in recorded.calls
-            }
-            for made in same.calls:
-                assert made.origin == recorded.attempt.id
-                assert same.prompt_ids(made) == recorded.prompt_ids(by_id(recorded)[made.id])
+                said, heard = await agent(ask, seed, restarts)
+            recorded, sampled = await finish(server, heard), len(server.engine.requests)
+            count, reward = len(recorded.calls), recorded.final_reward(0.0)
+            assert reward
+            for name, forms in (("same", None), *((f"otherwise-{n}-", Random(f"{seed}/{n}")) for n in range(3))):
+                await server.branch(f"{name}{seed}", Origin(recorded.attempt.id, count))
+                async with clients(server) as ask:
+                    said_again, heard_again = await agent(ask, seed, restarts, forms)
+                assert heard_again == heard and (forms or said_again == said)
+                same = await finish(server, heard_again)
+                assert (same.attempt.outcome, same.final_reward(0.0)) == (recorded.attempt.outcome, reward)
+                assert len(server.engine.requests) == sampled and same.attempt.diverged is None
+                assert {id: sampled_part(made) for id, made in by_id(same).items()} == {
+                    made.id: sampled_part(made) for made in recorded.calls
+                }
+                for made in same.calls:
+                    assert made.origin == recorded.attempt.id
+                    assert same.prompt_ids(made) == recorded.prompt_ids(by_id(recorded)[made.id])
             k = chance.randint(1, count)
             await server.branch(f"branch{seed}", Origin(same.attempt.id, k))
             async with clients(server) as ask:
