@@ -85,7 +85,7 @@ def test_the_search_finds_a_key(url: str) -> None:
     with open_browser() as browser:
         page = browser.new_page()
         page.goto(f"{url}/index.html")
-        page.fill("input.md-search__input", "learning_rate")
+        page.locator("input.md-search__input").press_sequentially("learning_rate")  # the page reads it at each key
         page.wait_for_selector(".md-search-result__item")
         found = page.locator(".md-search-result__item h1").all_inner_texts()
         assert "Configuration" in found, found
