@@ -125,11 +125,14 @@ class KeyRefused(Exception):
 class Keyring:
     """Creates and verifies keys with the server's secret."""
 
+    _CACHE_SIZE = 4096
+
     def __init__(self, secret: bytes, clock: Callable[[], float]) -> None:
         self._secret = secret
         self.clock = clock
         self.cookie = f"leyden-{hmac.digest(secret, b'cookie', 'sha256').hex()[:12]}"
         """Name of the cookie of a viewer's key; servers differ, because browsers share cookies between ports."""
+        self._verified: dict[str, Key] = {}
         self._decode = msgspec.msgpack.Decoder(Key).decode
 
     @classmethod
@@ -163,7 +166,12 @@ class Keyring:
 
     def verify(self, text: str) -> Key:
         """Return the content of a key, if this server signed it and it has not expired."""
-        key = self._check_signature(text)
+        key = self._verified.get(text)
+        if key is None:
+            key = self._check_signature(text)
+            if len(self._verified) >= self._CACHE_SIZE:
+                self._verified.clear()
+            self._verified[text] = key
         if key.expires <= self.clock():
             raise KeyRefused("this key has expired: create a new one", "key_expired", 401)
         return key

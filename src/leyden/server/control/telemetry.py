@@ -35,11 +35,16 @@ class Telemetry:
         )
         self.store_bytes = Gauge("leyden_store_bytes", "Size on disk", registry=self.registry)
         self.registry.register(_StateCollector(store, leases, calls))
+        self._series: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
     def record_response(self, route: str, status: int, seconds: float) -> None:
         """Count a response and its duration."""
-        self._requests.labels(route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        series = self._series.get((route, status))
+        if series is None:  # labels() is slow, and there are few combinations
+            series = self._requests.labels(route, str(status)), self._seconds.labels(route)
+            self._series[route, status] = series
+        series[0].inc()
+        series[1].observe(seconds)
 
     def on_event(self, event: Event) -> None:
         """Count ended attempts and late reports."""

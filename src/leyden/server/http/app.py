@@ -5,6 +5,7 @@ Every request is matched to its route, authenticated, counted against its key's 
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -14,7 +15,6 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.responses import Response
-from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leyden.api.endpoint import Permission
@@ -64,18 +64,30 @@ def _match_order(route: Route) -> tuple[bool, int, bool, int]:
 
 
 class PathIndex(Generic[T]):
-    """Finds the first path that matches."""
+    """Finds the first path that matches, among those with as many segments and those that match any rest."""
 
     def __init__(self, paths: Mapping[str, T]) -> None:
         """`paths` are in Starlette's syntax: `{name}` matches one segment, `{name:path}` all that follow."""
-        self._paths = [(compile_path(path)[0], found) for path, found in paths.items()]
+        patterns = {path: _pattern(path) for path in paths}
+        self._rest = [(patterns[path], found) for path, found in paths.items() if _REST in path]
+        self._tried = {
+            depth: [
+                (patterns[path], found) for path, found in paths.items() if _REST in path or path.count("/") == depth
+            ]
+            for depth in {path.count("/") for path in paths}
+        }
 
     def find(self, path: str) -> tuple[T, dict[str, str]] | None:
         """Return what is at a path, with the parameters in it."""
-        for pattern, found in self._paths:
+        for pattern, found in self._tried.get(path.count("/"), self._rest):
             if (match := pattern.fullmatch(path)) is not None:
                 return found, match.groupdict()
         return None
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    one_segment = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path))
+    return re.compile(re.sub(r"\\{(\w+):path\\}", r"(?P<\1>.*)", one_segment))
 
 
 class PathHandler:

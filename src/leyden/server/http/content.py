@@ -73,6 +73,10 @@ def too_large(limit: int) -> ApiError:
     return ApiError(413, "too_large", f"the body is larger than the {limit} bytes this server takes (--max-body-mb)")
 
 
+_JSON_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
+_MSGPACK_DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+
 def media_type(content_type: str) -> str:
     """Return the media type of a content-type header, without parameters."""
     return content_type.partition(";")[0].strip().lower()
@@ -83,10 +87,15 @@ def decode(data: bytes, content_type: str, wanted: Any) -> Any:
     if not data:
         raise ApiError(400, "invalid_request", "the request has no body")
     media = media_type(content_type) or JSON
-    if media not in (JSON, MSGPACK):
+    decoder: msgspec.json.Decoder[Any] | msgspec.msgpack.Decoder[Any]
+    if media == JSON:
+        decoder = _JSON_DECODERS.get(wanted) or _JSON_DECODERS.setdefault(wanted, msgspec.json.Decoder(wanted))
+    elif media == MSGPACK:
+        decoder = _MSGPACK_DECODERS.get(wanted) or _MSGPACK_DECODERS.setdefault(wanted, msgspec.msgpack.Decoder(wanted))
+    else:
         raise ApiError(415, "unsupported_media_type", f"send {JSON} or {MSGPACK}, not {media}")
     try:
-        return (msgspec.json if media == JSON else msgspec.msgpack).decode(data, type=wanted)
+        return decoder.decode(data)
     except msgspec.ValidationError as error:
         raise _invalid(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
