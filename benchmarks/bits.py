@@ -48,6 +48,7 @@ def main() -> None:
     """Train in both checkouts and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", required=True, help="compare with this checkout")
+    parser.set_defaults(checkout=THIS)
     add_out(parser)
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
@@ -55,7 +56,6 @@ def main() -> None:
     equal = [name for name in this if this[name] == other.get(name)]
     for name in this:
         print(f"{name}: {'equal' if name in equal else 'different'}")
-    options.checkout = THIS
     result = {
         "ratio": len(equal) / len(this),
         "steps": STEPS,

@@ -57,8 +57,8 @@ def read_run(run: Path) -> Iterator[Row]:
                         }
                         for call in episode.calls
                     ]
-                    reward = episode.final_reward(0.0)
-                    yield {"step": step_of[group], "task": episode.task.id, "reward": reward, "calls": answers}
+                    found = {"task": episode.task.id, "reward": episode.final_reward(0.0), "calls": answers}
+                    yield {"step": step_of[group], **found}
     finally:
         database.close()
 
