@@ -4,10 +4,11 @@ import copy
 import logging
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from msgspec import Struct
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
@@ -22,7 +23,7 @@ UNREAD = -1
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
-class Segment(NamedTuple):
+class Segment(Struct, frozen=True, gc=False):
     """Tokens to compute in one slot, after the `start` tokens that are computed already."""
 
     slot: int

@@ -58,8 +58,9 @@ def common_prefix_length(one: "bytes | array[int]", other: "bytes | array[int]",
     """Return how many tokens, each a C `int`, two sequences begin with together, at most `limit`."""
     left, right = np.frombuffer(one, np.intc), np.frombuffer(other, np.intc)
     length = min(limit, len(left), len(right))
-    differ = np.flatnonzero(left[:length] != right[:length])
-    return int(differ[0]) if len(differ) else length
+    differ = left[:length] != right[:length]
+    first = int(differ.argmax()) if length else 0
+    return first if length and differ[first] else length
 
 
 MIN_SAVED_TOKENS = 16

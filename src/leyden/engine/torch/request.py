@@ -83,11 +83,11 @@ class ActiveRequest:
         prompt, prompt_top = tuple(self._prompt_logprobs), tuple(self._prompt_top)
         self._prompt_logprobs.clear()
         self._prompt_top.clear()
-        ids, logprobs, tops, allowed = zip(*self._pending, strict=True) if self._pending else ((), (), (), ())
-        self._pending.clear()
-        requested_tops: tuple[TopLogprobs, ...] = tops if self.sampler.top_logprobs else ()
-        allowed = allowed if self.sampler.matcher is not None else ()
-        return TokenChunk(ids, logprobs, version, requested_tops, allowed, self.finish, prompt, prompt_top)
+        sampled, self._pending = self._pending, []
+        ids, logprobs = tuple([one.id for one in sampled]), tuple([one.logprob for one in sampled])
+        tops = tuple([one.top or () for one in sampled]) if self.sampler.top_logprobs else ()
+        allowed = tuple([one.allowed for one in sampled]) if self.sampler.matcher is not None else ()
+        return TokenChunk(ids, logprobs, version, tops, allowed, self.finish, prompt, prompt_top)
 
     async def receive(self) -> TokenChunk:
         """Wait for the next chunk. Raises the error that ended the request."""

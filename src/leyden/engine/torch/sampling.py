@@ -12,10 +12,10 @@ Nothing here waits for the device but `SampledBatch.read`, which needs one copy.
 import math
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from leyden.engine.grammar import GrammarMatcher
@@ -30,7 +30,7 @@ CUMULATIVE_BLOCK = 1024
 TopLogprobs = tuple[tuple[int, float], ...]
 
 
-class SampledToken(NamedTuple):
+class SampledToken(Struct, frozen=True, gc=False):
     """One token."""
 
     id: int
