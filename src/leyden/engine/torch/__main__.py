@@ -48,6 +48,7 @@ async def _serve(options: EngineProcessOptions, answers: int) -> None:
         threads=max(1, choose_threads(model) // options.replicas),
         tokenizer=options.tokenizer,
         dtype=model.dtype,
+        kv_cache_bytes=options.kv_cache_bytes,
     )
 
     def answer() -> None:
@@ -74,7 +75,10 @@ def _build(options: EngineProcessOptions) -> PreTrainedModel:
     config._attn_implementation = None
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype))
     model.eval()
-    return model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[no-any-return]
+    if not torch.cuda.is_available():
+        return model  # type: ignore[no-any-return]
+    torch.cuda.set_per_process_memory_fraction(options.device_share)  # torch keeps memory that it has freed
+    return model.to("cuda")  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
