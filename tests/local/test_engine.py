@@ -14,11 +14,12 @@ import leyden.local.engine
 from leyden.config import AdapterConfig, Config, ConfigError, TrainingConfig, read_config
 from leyden.engine.protocol import EngineError, VllmAddress
 from leyden.engine.torch.engine import TorchEngine
+from leyden.engine.torch.process import TorchProcess
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.serving import ServedVllm
 from leyden.learner.lora import MergedLoraLinear
 from leyden.learner.policy import Policy
-from leyden.local.engine import _transfer
+from leyden.local.engine import _transfer, samples_in_own_process
 from leyden.local.engines import running_engines
 from leyden.local.policies import LocalPolicy
 from leyden.models.source import find_model
@@ -233,3 +234,53 @@ async def test_on_one_gpu_two_adapters_have_one_engine_and_separate_models_divid
         async with running_engines(tmp_path, alone):
             pass
     assert len(shares) == 3  # nothing was started
+
+
+def overlapping(model: PreTrainedModel, max_staleness: int = 1, trained: bool = True) -> LocalPolicy:
+    training = TrainingConfig(max_staleness=max_staleness)
+    own = replace(config(kind="torch", slots=4), training=training)
+    return LocalPolicy(own, SPARK, model, policy=Policy(model, training) if trained else None)
+
+
+@pytest.mark.parametrize(
+    ("max_staleness", "trained", "device", "own_process"),
+    [
+        (1, True, "cuda:0", True),
+        (1, True, "cpu", False),
+        (0, True, "cuda:0", False),
+        (1, False, "cuda:0", False),
+    ],
+)
+def test_an_engine_has_its_own_process_where_training_overlaps_with_sampling_on_a_gpu(
+    max_staleness: int, trained: bool, device: str, own_process: bool, model: PreTrainedModel
+) -> None:
+    policies = [overlapping(model, max_staleness, trained), overlapping(model, max_staleness, trained=False)]
+    assert samples_in_own_process(policies, torch.device(device)) is own_process
+
+
+async def test_on_one_gpu_the_process_of_the_embedded_engine_and_training_have_what_is_planned(
+    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[TorchProcess] = []
+    limits: list[float] = []
+
+    async def start(process: TorchProcess) -> None:
+        started.append(process)
+
+    policy = overlapping(model)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(TorchProcess, "start", start)
+    monkeypatch.setattr(PreTrainedModel, "device", torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append(share))
+    async with running_engines(tmp_path, [policy]):
+        (process,) = started
+        assert limits == [pytest.approx(0.35)]  # 60 % are the engine's, 4 GiB of 80 are in reserve
+    assert limits[1:] == [1.0]
+    options, environment = process._options, process._environment
+    assert environment == {"CUDA_VISIBLE_DEVICES": "0"}
+    assert options.device_share == pytest.approx(0.6) and options.slots == 4
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert options.kv_cache_bytes == int(0.6 * 80 * GIB) - 2 * weights - 3 * GIB

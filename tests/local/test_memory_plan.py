@@ -181,3 +181,17 @@ def test_several_policies_that_do_not_fit_are_refused_with_what_to_change(model:
         plan_engines([[PlannedPolicy(config(), model, True)], [PlannedPolicy(config(), model)]], 72 * GIB)
     with pytest.raises(ConfigError, match=r"`engine.memory`: .* leaves a share of 0.\d+ for 2 engines"):
         plan_engines([[PlannedPolicy(config(0.9), model, True)], [PlannedPolicy(config(0.9), model)]], 140 * GIB)
+
+
+def test_processes_of_the_embedded_engine_have_parameters_and_copies_of_them(model: PreTrainedModel) -> None:
+    embedded = plan_memory(config(), model, 140 * GIB, training=True, reference=False, slots=256)
+    one = plan_memory(config(), model, 140 * GIB, training=True, reference=False, slots=256, processes=1)
+    two = plan_memory(config(), model, 140 * GIB, training=True, reference=False, slots=256, processes=2)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert embedded.engine == one.engine == two.engine
+    assert embedded.kv_cache - one.kv_cache == weights + 3 * GIB
+    assert one.kv_cache - two.kv_cache == 2 * weights + 3 * GIB
+    assert one.engine_share() * one.device == pytest.approx(one.engine)
+    plan_memory(config(), model, 80 * GIB, training=True, reference=False, slots=256)
+    with pytest.raises(ConfigError, match=r"of 80 GiB training takes .* lower `engine.slots`, or a smaller model"):
+        plan_memory(config(), model, 80 * GIB, training=True, reference=False, slots=256, processes=1)

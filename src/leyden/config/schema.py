@@ -321,7 +321,8 @@ class EngineConfig(_Section, frozen=True):
     """The engine that samples completions."""
 
     kind: Literal["auto", "torch", "vllm"] = "auto"
-    """`torch`: embedded in the training process; `vllm`: a vLLM server that Leyden starts and supervises.
+    """`torch`: embedded in the training process, or, where a GPU trains and samples at once
+    (`training.max_staleness`), a process beside it; `vllm`: a vLLM server that Leyden starts and supervises.
     `auto`: vLLM if there is a CUDA device and vLLM is installed, else the embedded engine."""
     url: str | None = None
     """A vLLM server that runs already, for `kind = "vllm"`: `unix:/path/of/its.sock` or `http://host:port`. Start it

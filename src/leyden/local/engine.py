@@ -46,11 +46,13 @@ async def running_engine(
     number: int = 0,
     engines: int = 1,
     elsewhere: Sequence[FindPlace] = (),
+    own_process: bool = False,
 ) -> AsyncIterator[dict[str, EngineBackend]]:
     """Run an engine, the `number`-th of `engines`, and yield it for each policy that it serves.
 
     Several policies are LoRA adapters over one base, in vLLM. The embedded engine shares the parameters of a policy's
-    model. If a policy is trained in other processes, its model has no values, and the engine is a process too.
+    model, unless it has its `own_process`. If a policy is trained in other processes, its model has no values, and the
+    engine is a process too.
     With places `elsewhere`, each replica has one, where it sees only its own devices.
     """
     first = policies[0]
@@ -77,7 +79,7 @@ async def running_engine(
         if kind == "vllm" and one.policy is not None and one.policy.adapter is not None:
             one.policy.adapter.compute_unmerged()
     try:
-        if kind == "torch" and len(places) == 1 and first.weights is None:
+        if kind == "torch" and not own_process and len(places) == 1 and first.weights is None:
             engine = TorchEngine(
                 model,
                 slots=slots,
@@ -101,7 +103,7 @@ async def running_engine(
                 backends: dict[str, EngineBackend] = {}
                 for one, *parts in zip(policies, *replicas_of, strict=True):
                     backend = parts[0] if alone else ReplicaBackend(parts, weight_bytes)
-                    await opened.enter_async_context(_running(backend, plan if kind == "vllm" else None, device))
+                    await opened.enter_async_context(_running(backend, plan, device))
                     backends[one.name] = backend
                 yield backends
     except EngineError as error:
@@ -113,7 +115,7 @@ async def _running(
     backend: ReplicaPart | ReplicaBackend, plan: MemoryPlan | None, device: torch.device
 ) -> AsyncIterator[None]:
     try:
-        if plan is not None:  # torch keeps memory that it has freed: it must not keep what is vLLM's
+        if plan is not None:  # torch keeps memory that it has freed: it must not keep what is the engine's
             torch.cuda.set_per_process_memory_fraction(plan.trainer_share, device)
         await backend.start()
         yield
@@ -137,6 +139,15 @@ def choose_engine(config: Config, device: torch.device) -> tuple[str, str]:
     if installed is None:
         return "torch", "vLLM is not installed: pip install vllm"
     return "vllm", f"a CUDA device and vLLM {installed.version}"
+
+
+def samples_in_own_process(policies: Sequence[LocalPolicy], device: torch.device) -> bool:
+    """Whether engines that can be embedded are processes: training overlaps with sampling, and a GPU computes both.
+
+    In one process, the thread that trains and the one that samples would wait for each other at every operation.
+    """
+    overlaps = policies[0].config.training.max_staleness > 0 and any(one.is_trained for one in policies)
+    return overlaps and device.type == "cuda"
 
 
 def engine_places(config: Config, device: torch.device) -> list[tuple[int, ...]]:
@@ -183,12 +194,16 @@ class _Shared(Struct, frozen=True):
 
 def _torch_process(shared: _Shared, place: int) -> list[ReplicaPart]:
     (one,) = shared.policies
+    plan = shared.plan if TRAINER_DEVICE in shared.places[place] else None
+    sharing = sum(TRAINER_DEVICE in devices for devices in shared.places)
     options = EngineProcessOptions(
         model=str(one.source.folder),
         dtype=_precision(one.model),
         slots=shared.slots,
         replicas=len(shared.places) * shared.engines,
         tokenizer=Tokenizer.load(one.source.folder).control_json,
+        kv_cache_bytes=None if plan is None else plan.kv_cache // sharing,
+        device_share=1.0 if plan is None else plan.engine_share(shared.number) / sharing,
     )
     process = TorchProcess(
         options,

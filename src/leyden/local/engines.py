@@ -9,7 +9,7 @@ import torch
 from leyden.config import ConfigError
 from leyden.engine.protocol import EngineBackend
 from leyden.learner.loading import model_device
-from leyden.local.engine import choose_engine, count_slots, engine_places, running_engine
+from leyden.local.engine import choose_engine, count_slots, engine_places, running_engine, samples_in_own_process
 from leyden.local.memory_plan import MemoryPlan, PlannedPolicy, plan_memory, plan_training
 from leyden.local.notes import print_note
 from leyden.local.placement import TRAINER_DEVICE
@@ -33,12 +33,13 @@ async def running_engines(
             "of them and set `training.lora`"
         )
     plan = None if elsewhere else plan_engines(groups)
+    own_process = samples_in_own_process(policies, model_device(policies[0].model))
     async with AsyncExitStack() as opened:
         engines: dict[str, EngineBackend] = {}
         for number, group in enumerate(groups):
             logs = folder if len(groups) == 1 else checkpoint_folder(folder, group[0].name)
             logs.mkdir(parents=True, exist_ok=True)
-            engine = running_engine(logs, group, plan, number, len(groups), elsewhere)
+            engine = running_engine(logs, group, plan, number, len(groups), elsewhere, own_process)
             engines |= await opened.enter_async_context(engine)
         yield engines
 
@@ -64,10 +65,13 @@ def plan_engines(groups: Sequence[Sequence[LocalPolicy]]) -> MemoryPlan | None:
     trained = [one for group in planned for one in group if one.training]
     free, total = torch.cuda.mem_get_info(device)
     others = total - free - torch.cuda.memory_reserved(device)
-    beside = any(TRAINER_DEVICE in place for place in engine_places(config, device))
+    places = engine_places(config, device)
+    beside = sum(TRAINER_DEVICE in place for place in places)
     if beside and config.engine.url is None:
         kind, _ = choose_engine(config, device)
-        plan = plan_memory(planned, total, others, count_slots(config, kind, device) if kind == "torch" else None)
+        slots = count_slots(config, kind, device) if kind == "torch" else None
+        embedded = len(places) == 1 and not samples_in_own_process([one for group in groups for one in group], device)
+        plan = plan_memory(planned, total, others, slots, 0 if embedded else beside)
         print_note(str(plan))
         return plan
     if trained:

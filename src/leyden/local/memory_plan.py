@@ -23,6 +23,8 @@ _MAX_ENGINE_SHARE, _MIN_ENGINE_SHARE = 0.6, 0.1
 """More than the larger share of the device does not make sampling faster; less than the smaller makes it slow."""
 _MIN_SLOT_TOKENS = 1024
 """The embedded engine has at least this many tokens of KV cache for each of its requests."""
+_PROCESS_BYTES = 3 * _GIB
+"""What the process of an embedded engine takes beyond weights and KV cache: logits, activations, CUDA graphs."""
 _ASLEEP_BYTES = 3 * _GIB
 """What a sleeping vLLM keeps beyond the reserve, such as its CUDA graphs."""
 
@@ -64,7 +66,7 @@ class MemoryPlan(Struct, frozen=True):
     engine: int
     """Weights and KV caches of all engines."""
     weights: tuple[int, ...]
-    """Of each engine."""
+    """Of each engine, with what its processes take beyond KV caches."""
     others: int = 0
     """In use by other processes."""
     engine_sleeps: bool = False
@@ -102,14 +104,19 @@ class MemoryPlan(Struct, frozen=True):
 
 
 def plan_memory(
-    engines: Sequence[Sequence[PlannedPolicy]], device: int, others: int = 0, slots: int | None = None
+    engines: Sequence[Sequence[PlannedPolicy]],
+    device: int,
+    others: int = 0,
+    slots: int | None = None,
+    processes: int = 0,
 ) -> MemoryPlan:
     """Divide a device of so many bytes, of which other processes use some, for the policies of each engine.
 
     Policies are trained one after the other, so they have the same room for activations. vLLM sleeps during training if
     it would have too little memory beside it, or less than `engine.memory`; not beside agents that go on
     (`training.max_staleness`), nor if there are several policies, whose turns would put it to sleep again and again.
-    With `slots`, each engine is an embedded one with so many requests, which cannot sleep.
+    With `slots`, each engine is an embedded one with so many requests, which cannot sleep; it shares the device with
+    training as so many `processes`, or as a part of the training process if that is 0.
     Raises `ConfigError` if it does not fit.
     """
     others = _of_others(others)
@@ -117,6 +124,8 @@ def plan_memory(
     config, trained = policies[0].config, [policy for policy in policies if policy.training]
     needed, activations, host = _needs(policies)
     weights = tuple(engine[0].weights for engine in engines)
+    if slots is not None and processes:  # each has the parameters that it receives, and a copy to compute with
+        weights, slots = tuple(processes * (2 * size + _PROCESS_BYTES) for size in weights), processes * slots
     free = device - others - needed - _RESERVE_BYTES
     beside, alone = free - activations, free if activations + _ASLEEP_BYTES <= free else 0
     used = f"other processes use {others / _GIB:.1f}, " if others else ""

@@ -6,6 +6,7 @@ handles.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+import uvloop
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from leyden.engine.remote import EngineServer
@@ -25,6 +27,9 @@ from leyden.engine.torch.sizing import choose_threads
 from leyden.engine.torch.wire import EngineProcessOptions, EngineState, LoadWeights
 from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.weight_files import read_weights
+
+_GC_THRESHOLD = 20_000
+"""New objects between two collections, in place of 700: most objects of a step are freed before one looks at them."""
 
 
 def main() -> None:
@@ -35,7 +40,8 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # other output goes to the log
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     options = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineProcessOptions)
-    asyncio.run(_serve(options, answers))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(options, answers))
 
 
 async def _serve(options: EngineProcessOptions, answers: int) -> None:
@@ -48,7 +54,12 @@ async def _serve(options: EngineProcessOptions, answers: int) -> None:
         threads=max(1, choose_threads(model) // options.replicas),
         tokenizer=options.tokenizer,
         dtype=model.dtype,
+        kv_cache_bytes=options.kv_cache_bytes,
     )
+
+    gc.collect()
+    gc.freeze()  # the objects of torch and transformers live as long as the process, so collections need not scan them
+    gc.set_threshold(_GC_THRESHOLD)
 
     def answer() -> None:
         checksums = {name: checksum(parameter) for name, parameter in model.named_parameters()}
@@ -74,7 +85,10 @@ def _build(options: EngineProcessOptions) -> PreTrainedModel:
     config._attn_implementation = None
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype))
     model.eval()
-    return model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[no-any-return]
+    if not torch.cuda.is_available():
+        return model  # type: ignore[no-any-return]
+    torch.cuda.set_per_process_memory_fraction(options.device_share)  # torch keeps memory that it has freed
+    return model.to("cuda")  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
