@@ -74,7 +74,12 @@ async def _serve(options: EngineProcessOptions, answers: int) -> None:
         answer()
         while line := await asyncio.to_thread(sys.stdin.buffer.readline):
             order = msgspec.json.decode(line, type=LoadWeights)
-            await engine.change_weights(partial(_load, model, order.folder), order.version)
+            load = partial(_load, model, order.folder)
+            if engine.shares_parameters:
+                await engine.change_weights(load, order.version)
+            else:  # it samples from a copy, which takes them between two steps
+                await asyncio.to_thread(load)
+                await engine.change_weights(lambda: None, order.version)
             answer()
         os._exit(0)  # its clients see that it is gone
 
