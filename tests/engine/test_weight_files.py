@@ -43,10 +43,10 @@ async def test_a_version_is_written_once_for_all_and_read_back() -> None:
 async def test_files_stay_while_they_are_read() -> None:
     with closing(WeightFiles()) as files:
         first = await files.write(Source(1.0), 1)
-        with files.reading() as read, files.reading():
+        async with files.reading() as read, files.reading():
             second = await files.write(Source(2.0), 2)
             assert read is first and first.folder.exists()
-            with files.reading() as latest:
+            async with files.reading() as latest:
                 assert latest is second
         assert not first.folder.exists() and second.folder.exists()
         third = await files.write(Source(3.0), 3)

@@ -188,8 +188,9 @@ def test_processes_of_the_embedded_engine_have_parameters_and_copies_of_them(mod
     one = plan_memory(config(), model, 140 * GIB, training=True, reference=False, slots=256, processes=1)
     two = plan_memory(config(), model, 140 * GIB, training=True, reference=False, slots=256, processes=2)
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    assert embedded.engine == one.engine == two.engine
-    assert embedded.kv_cache - one.kv_cache == weights + 3 * GIB
+    assert one.training == two.training == embedded.training + weights  # the copy from which processes receive them
+    assert embedded.engine - weights == one.engine == two.engine
+    assert embedded.kv_cache - one.kv_cache == 2 * weights + 3 * GIB
     assert one.kv_cache - two.kv_cache == 2 * weights + 3 * GIB
     assert one.engine_share() * one.device == pytest.approx(one.engine)
     plan_memory(config(), model, 80 * GIB, training=True, reference=False, slots=256)

@@ -6,8 +6,8 @@ Tensors are written one by one, as they come: a sharded model is never in memory
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from msgspec import Struct
@@ -58,8 +58,8 @@ class WeightFiles:
             assert self._latest is not None
             return self._latest
 
-    @contextmanager
-    def reading(self) -> Iterator[WrittenWeights]:
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[WrittenWeights]:
         """Return the latest weights, whose files stay within this context."""
         assert self._latest is not None
         weights = self._latest

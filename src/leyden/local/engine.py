@@ -15,6 +15,7 @@ from leyden.engine.protocol import EngineBackend, EngineError
 from leyden.engine.replicas import ReplicaBackend, ReplicaPart
 from leyden.engine.torch.engine import TorchEngine
 from leyden.engine.torch.process import TorchProcess
+from leyden.engine.torch.shared_weights import SharedWeights
 from leyden.engine.torch.wire import EngineProcessOptions
 from leyden.engine.vllm.adapters import Adapter, AdapterBackend, AdapterServer
 from leyden.engine.vllm.backend import VllmBackend
@@ -93,8 +94,8 @@ async def running_engine(
                 engine.start()
                 yield {first.name: engine}
             return
-        with closing(WeightFiles()) as files:
-            shared = _Shared(folder, policies, slots, plan, number, engines, places, elsewhere, files)
+        with closing(WeightFiles()) as files, closing(SharedWeights()) as copy:
+            shared = _Shared(folder, policies, slots, plan, number, engines, places, elsewhere, files, copy)
             start = _torch_process if kind == "torch" else _vllm_backends
             replicas_of: list[list[ReplicaPart]] = [start(shared, place) for place in range(len(places))]
             weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
@@ -182,6 +183,7 @@ class _Shared(Struct, frozen=True):
     places: Sequence[tuple[int, ...]]
     elsewhere: Sequence[FindPlace]
     files: WeightFiles
+    copy: SharedWeights
 
     def environment(self, place: int) -> dict[str, str]:
         """Return the variables by which a replica sees only its devices; elsewhere it sees no others."""
@@ -196,6 +198,7 @@ def _torch_process(shared: _Shared, place: int) -> list[ReplicaPart]:
     (one,) = shared.policies
     plan = shared.plan if TRAINER_DEVICE in shared.places[place] else None
     sharing = sum(TRAINER_DEVICE in devices for devices in shared.places)
+    beside_training = not shared.elsewhere and all(devices in ((), (TRAINER_DEVICE,)) for devices in shared.places)
     options = EngineProcessOptions(
         model=str(one.source.folder),
         dtype=_precision(one.model),
@@ -208,7 +211,7 @@ def _torch_process(shared: _Shared, place: int) -> list[ReplicaPart]:
     process = TorchProcess(
         options,
         shared.environment(place),
-        shared.files,
+        shared.copy if beside_training and one.weights is None else shared.files,
         shared.folder / f"engine-{place}.log",
         one.model.named_parameters if one.weights is None else one.weights.tensors,
         one.version,

@@ -125,6 +125,7 @@ def plan_memory(
     needed, activations, host = _needs(policies)
     weights = tuple(engine[0].weights for engine in engines)
     if slots is not None and processes:  # each has the parameters that it receives, and a copy to compute with
+        needed += sum(weights)  # the copy that they receive them from is the trainer's
         weights, slots = tuple(processes * (2 * size + _PROCESS_BYTES) for size in weights), processes * slots
     free = device - others - needed - _RESERVE_BYTES
     beside, alone = free - activations, free if activations + _ASLEEP_BYTES <= free else 0

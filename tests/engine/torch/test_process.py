@@ -20,6 +20,7 @@ from leyden.engine.protocol import EngineError, EngineLost
 from leyden.engine.remote import SocketEngine
 from leyden.engine.torch import process as process_module
 from leyden.engine.torch.process import TorchProcess
+from leyden.engine.torch.shared_weights import SharedWeights
 from leyden.engine.torch.wire import EngineProcessOptions
 from leyden.engine.weight_files import WeightFiles
 from leyden.models.source import find_model
@@ -155,11 +156,11 @@ async def test_weights_stay_while_a_slow_process_loads_them(stand_in: StandIn) -
         os.kill(process.pid, signal.SIGSTOP)
         publishing = asyncio.create_task(process.publish(ModelUpdate(stand_in.model), 2))
         await eventually(process._changing.locked)
-        with process._files.reading() as second:
+        async with process._written.reading() as second:
             pass
         late = asyncio.create_task(process.publish(ModelUpdate(stand_in.model), 3))
-        third = await process._files.write(stand_in.model.named_parameters, 3)  # as another replica would
-        latest = await process._files.write(stand_in.model.named_parameters, 4)
+        third = await process._written.write(stand_in.model.named_parameters, 3)  # as another replica would
+        latest = await process._written.write(stand_in.model.named_parameters, 4)
         assert second.folder.exists() and latest.folder.exists() and not third.folder.exists()
         os.kill(process.pid, signal.SIGCONT)
         await asyncio.gather(publishing, late)
@@ -216,9 +217,12 @@ def changed(seed: int) -> PreTrainedModel:
 
 
 @pytest.mark.slow
-async def test_a_real_engine_serves_what_is_published_also_after_it_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [WeightFiles, SharedWeights])
+async def test_a_real_engine_serves_what_is_published_also_after_it_was_killed(
+    kind: type[WeightFiles | SharedWeights], tmp_path: Path
+) -> None:
     options = EngineProcessOptions(model=str(SPARK), dtype="float32", slots=4)
-    with closing(WeightFiles()) as files:
+    with closing(kind()) as files:
         async with TorchProcess(options, {}, files, tmp_path / "log", changed(1).named_parameters, 1) as process:
             engine = SocketEngine(process.address)
             assert await engine.is_ready() and engine.context_length == 4096

@@ -20,13 +20,14 @@ import msgspec
 import torch
 import uvloop
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from leyden.engine.remote import EngineServer
 from leyden.engine.torch.engine import TorchEngine
+from leyden.engine.torch.shared_weights import read_any_weights
 from leyden.engine.torch.sizing import choose_threads
 from leyden.engine.torch.wire import EngineProcessOptions, EngineState, LoadWeights
 from leyden.engine.vllm.extension.leyden_weights import checksum
-from leyden.engine.weight_files import read_weights
 
 _GC_THRESHOLD = 20_000
 """New objects between two collections, in place of 700: most objects of a step are freed before one looks at them."""
@@ -88,19 +89,21 @@ def _build(options: EngineProcessOptions) -> PreTrainedModel:
     """Return the model without its weights."""
     config = AutoConfig.from_pretrained(options.model)
     config._attn_implementation = None
-    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":  # torch keeps memory that it has freed
+        torch.cuda.set_per_process_memory_fraction(options.device_share)
+    with device, no_init_weights():  # random values would take a CPU a minute for each billion
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype))
+    model.tie_weights()
     model.eval()
-    if not torch.cuda.is_available():
-        return model  # type: ignore[no-any-return]
-    torch.cuda.set_per_process_memory_fraction(options.device_share)  # torch keeps memory that it has freed
-    return model.to("cuda")  # type: ignore[no-any-return]
+    return model
 
 
 @torch.no_grad()
 def _load(model: PreTrainedModel, folder: str) -> None:
     """Write the weights of a folder into the model."""
     parameters = dict(model.named_parameters())
-    for name, tensor in read_weights(Path(folder)):
+    for name, tensor in read_any_weights(Path(folder)):
         parameters[name].copy_(tensor)
 
 

@@ -1,4 +1,4 @@
-"""An embedded engine in a process of its own, which receives weights as files and is started again if it dies.
+"""An embedded engine in a process of its own, which reads the weights that are written and is started again if it dies.
 
 It listens on a Unix socket in a folder that only this user can enter. A process that is started again loads the latest
 weights before it listens. It may run on another machine, to which the files of the weights are sent.
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from leyden.background import start_background
 from leyden.engine.protocol import EngineError, EngineLost, ModelWeights, Publication, SocketAddress
 from leyden.engine.remote import SeparateEngine
+from leyden.engine.torch.shared_weights import SharedWeights
 from leyden.engine.torch.wire import EngineProcessOptions, EngineState, LoadWeights
 from leyden.engine.weight_files import WeightFiles, Weights, WrittenWeights, compare
 from leyden.process.child import ChildProcess, module_command
@@ -40,7 +41,7 @@ class TorchProcess(SeparateEngine, SupervisedProcess):
         self,
         options: EngineProcessOptions,
         environment: Mapping[str, str],
-        files: WeightFiles,
+        written: WeightFiles | SharedWeights,
         log_file: Path,
         weights: Weights,
         version: int,
@@ -52,7 +53,7 @@ class TorchProcess(SeparateEngine, SupervisedProcess):
         self._socket = self._folder.path / "engine.sock"
         self._options, self._find_place = options, find_place
         self._place: Place = HERE
-        self._environment, self._files, self._log = environment, files, RotatingLog(log_file)
+        self._environment, self._written, self._log = environment, written, RotatingLog(log_file)
         self._weights, self._version = weights, version
         self._changing = asyncio.Lock()
         """Held while it is started or loads weights."""
@@ -79,18 +80,17 @@ class TorchProcess(SeparateEngine, SupervisedProcess):
 
     async def start(self) -> None:
         """Start it with the trainer's weights. Raises `EngineError` with the reason if that fails."""
-        await self._files.write(self._weights, self._version)
+        await self._written.write(self._weights, self._version)
         await self._launch()
         self._start_supervising()
 
     async def publish(self, weights: ModelWeights, version: int) -> Publication:
         """Have the engine load the weights between two steps. If it is dead or dies, its next start loads them."""
         started = time.monotonic()
-        await self._files.write(weights.tensors, version)
-        async with self._changing:
-            with self._files.reading() as latest:  # newer than `version` if this had to wait
-                if self._up.is_set() and self._version != latest.version:
-                    await self._load(latest)
+        await self._written.write(weights.tensors, version)
+        async with self._changing, self._written.reading() as latest:  # newer than `version` if this had to wait
+            if self._up.is_set() and self._version != latest.version:
+                await self._load(latest)
         await self._up.wait()
         return Publication(time.monotonic() - started, latest.nbytes)
 
@@ -130,7 +130,7 @@ class TorchProcess(SeparateEngine, SupervisedProcess):
         """Start the process with the latest weights, and wait until it listens."""
         async with self._changing:
             self._place = await self._find_place()
-            with self._files.reading() as weights:
+            async with self._written.reading() as weights:
                 options = replace(
                     self._options,
                     socket=self._place.path(self._socket),

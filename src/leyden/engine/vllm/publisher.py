@@ -92,7 +92,7 @@ class FileTransfer:
     async def send(self, client: aiohttp.ClientSession, weights: Weights, dtypes: Dtypes, version: int) -> Sent:
         """Write the files, unless another replica has, and have vLLM load them."""
         await self._files.write(lambda: _served(weights(), dtypes), version)
-        with self._files.reading() as written:
+        async with self._files.reading() as written:
             path = {"weights_path": await self._deliver(written.folder, "weights")}
             await call(client, "/collective_rpc", {"method": "reload_weights", "kwargs": path})
             await call(client, "/collective_rpc", {"method": "leyden_repack"})
