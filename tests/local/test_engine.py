@@ -15,6 +15,7 @@ from leyden.config import AdapterConfig, Config, ConfigError, TrainingConfig, re
 from leyden.engine.protocol import EngineError, VllmAddress
 from leyden.engine.torch.engine import TorchEngine
 from leyden.engine.torch.process import TorchProcess
+from leyden.engine.torch.shared_weights import SharedWeights
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.serving import ServedVllm
 from leyden.learner.lora import MergedLoraLinear
@@ -279,6 +280,7 @@ async def test_on_one_gpu_the_process_of_the_embedded_engine_and_training_have_w
         (process,) = started
         assert limits == [pytest.approx(0.35)]  # 60 % are the engine's, 4 GiB of 80 are in reserve
     assert limits[1:] == [1.0]
+    assert isinstance(process._written, SharedWeights)
     options, environment = process._options, process._environment
     assert environment == {"CUDA_VISIBLE_DEVICES": "0"}
     assert options.device_share == pytest.approx(0.6) and options.slots == 4

@@ -293,7 +293,8 @@ def _open_replica(address: SocketAddress | VllmAddress, opened: AsyncExitStack) 
 def describe_address(address: EngineAddress) -> str:
     """Return where an engine runs, for people."""
     if isinstance(address, ReplicasAddress):
-        return f"{len(address.replicas)} x {describe_address(address.replicas[0])}"
+        shown, count = describe_address(address.replicas[0]), len(address.replicas)
+        return f"{count} x {shown}" if count > 1 else shown
     if isinstance(address, SocketAddress):
         return "embedded"
     return f"vLLM at {address.location}" if address.location.startswith("http") else "vLLM"

@@ -69,8 +69,9 @@ async def running_engine(
     places = own_devices(config, device) if elsewhere else engine_places(config, device)
     slots = count_slots(config, kind, device)
     replicas = f" in each of {len(places)} replicas" if len(places) > 1 else ""
+    own = " in a process of its own" if kind == "torch" and own_process and not replicas else ""
     served = f" for {', '.join(one.name for one in policies)}" if engines > 1 or len(policies) > 1 else ""
-    print_note(f"engine{served}: {kind} ({why}), {slots} requests at once{replicas}, {_precision(model)}")
+    print_note(f"engine{served}: {kind} ({why}), {slots} requests at once{replicas}{own}, {_precision(model)}")
     if plan is not None and plan.engine_sleeps and len(places) > 1:
         raise ConfigError(
             "`engine.replicas`: beside training there is no memory for them on its device, and replicas do not "

@@ -17,7 +17,7 @@ from modelserving import END, ModelServer, call, eventually, model_server
 from yarl import URL
 
 from leyden.api.wire import FinishRequest
-from leyden.engine.protocol import SocketAddress, VllmAddress
+from leyden.engine.protocol import ReplicasAddress, SocketAddress, VllmAddress
 from leyden.engine.remote import describe_address
 from leyden.outcomes import Ending, Outcome
 from leyden.records import CallStatus
@@ -106,7 +106,9 @@ async def test_the_engines_of_a_server_are_reported_with_their_calls_and_failure
 )
 def test_an_engine_by_url_is_shown_with_its_url(location: str, shown: str) -> None:
     assert describe_address(VllmAddress(location, 10, 10, 10)) == shown
-    assert describe_address(SocketAddress(10, 10, 10)) == "embedded"
+    embedded = SocketAddress(10, 10, 10)
+    assert describe_address(embedded) == describe_address(ReplicasAddress((embedded,))) == "embedded"
+    assert describe_address(ReplicasAddress((embedded, embedded))) == "2 x embedded"
 
 
 @pytest.fixture
