@@ -1,6 +1,7 @@
-"""A run with two policies trains, is killed, resumes, is evaluated and used, with real engines and a real server."""
+"""A run with policies of two models trains, is killed, resumes, is evaluated and used: real engines, a real server."""
 
 import json
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ from forked_commands import run_command
 from serving import ServerProcess
 from sqlalchemy import Connection
 from trainings import Training, children, line_with
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from leyden.learner.checkpoint import read_state
+from leyden.models.source import find_model
 from leyden.runs.checkpoint_files import checkpoint_steps
 from leyden.store.database import Database
 from leyden.store.read import queries
@@ -48,6 +51,7 @@ POLICIES = """
 roles = "writer"
 
 [policies.checker]
+model = "shallow"
 lora = { rank = 2 }
 learning_rate = 1e-3
 """
@@ -61,8 +65,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
     (folder / "agent.py").write_text(AGENT)
     with (folder / "small.toml").open("a") as file:
         file.write(POLICIES)
+    save_shallow(folder / "shallow")
     training.finish("training.steps=2")
     return training
+
+
+def save_shallow(folder: Path) -> None:
+    """Save a model of spark's first layer."""
+    spark = find_model("spark", ".").folder
+    shutil.copytree(spark, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    AutoModelForCausalLM.from_pretrained(spark, num_hidden_layers=1).save_pretrained(folder)
 
 
 @contextmanager
@@ -110,10 +122,11 @@ def test_its_policies_are_evaluated_exported_and_served_by_name(trained: Trainin
     assert json.loads(evaluated.stdout)["counted"] > 0
     refused = run_command("export", "small", "--to", "out", "--step", "last", cwd=folder)
     assert refused.returncode and "name one with --policy: writer, checker" in refused.stderr
-    for policy in ("writer", "checker"):
+    for policy, layers in (("writer", 4), ("checker", 1)):
         words = ("export", "small", "--to", policy, "--step", "last", "--policy", policy)
         assert run_command(*words, cwd=folder).returncode == 0
         assert f"| policy | {policy} |" in (folder / policy / "README.md").read_text()
+        assert AutoConfig.from_pretrained(folder / policy).num_hidden_layers == layers
     with ServerProcess(folder / "runs", "--model", "small", "--step", "last") as server:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="anything")
         assert {"writer", "checker"} <= {model.id for model in client.models.list()}
@@ -155,6 +168,7 @@ def pair(folder: Path) -> Training:
     (folder / "losses.py").write_text(LOSS)
     with (folder / "small.toml").open("a") as file:
         file.write(POLICIES + '\n[policies.checker.algorithm]\nloss = "losses.py:loss"\n')
+    save_shallow(folder / "shallow")
     return training
 
 
