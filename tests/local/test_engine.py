@@ -285,4 +285,5 @@ async def test_on_one_gpu_the_process_of_the_embedded_engine_and_training_have_w
     assert environment == {"CUDA_VISIBLE_DEVICES": "0"}
     assert options.device_share == pytest.approx(0.6) and options.slots == 4
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    assert options.kv_cache_bytes == int(0.6 * 80 * GIB) - 2 * weights - 3 * GIB
+    assert options.kv_cache_bytes is not None
+    assert GIB < int(0.6 * 80 * GIB) - 2 * weights - options.kv_cache_bytes < 1.1 * GIB  # logits and activations

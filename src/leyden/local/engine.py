@@ -81,7 +81,8 @@ async def running_engine(
         if kind == "vllm" and one.policy is not None and one.policy.adapter is not None:
             one.policy.adapter.compute_unmerged()
     try:
-        if kind == "torch" and not own_process and len(places) == 1 and first.weights is None:
+        beside = len(places) == 1 and shares_copy(places)
+        if kind == "torch" and not own_process and beside and first.weights is None:
             engine = TorchEngine(
                 model,
                 slots=slots,
@@ -152,6 +153,11 @@ def samples_in_own_process(policies: Sequence[LocalPolicy], device: torch.device
     return overlaps and device.type == "cuda"
 
 
+def shares_copy(places: Sequence[tuple[int, ...]]) -> bool:
+    """Whether all replicas are where weights are trained, so that their processes can map one copy of them."""
+    return all(devices in ((), (TRAINER_DEVICE,)) for devices in places)
+
+
 def engine_places(config: Config, device: torch.device) -> list[tuple[int, ...]]:
     """Return the CUDA devices of each replica of an engine; those of several engines are the same."""
     return place_replicas(config, torch.cuda.device_count() if device.type == "cuda" else 0)
@@ -199,7 +205,7 @@ def _torch_process(shared: _Shared, place: int) -> list[ReplicaPart]:
     (one,) = shared.policies
     plan = shared.plan if TRAINER_DEVICE in shared.places[place] else None
     sharing = sum(TRAINER_DEVICE in devices for devices in shared.places)
-    beside_training = not shared.elsewhere and all(devices in ((), (TRAINER_DEVICE,)) for devices in shared.places)
+    copied = not shared.elsewhere and one.weights is None and shares_copy(shared.places)
     options = EngineProcessOptions(
         model=str(one.source.folder),
         dtype=_precision(one.model),
@@ -212,7 +218,7 @@ def _torch_process(shared: _Shared, place: int) -> list[ReplicaPart]:
     process = TorchProcess(
         options,
         shared.environment(place),
-        shared.copy if beside_training and one.weights is None else shared.files,
+        shared.copy if copied else shared.files,
         shared.folder / f"engine-{place}.log",
         one.model.named_parameters if one.weights is None else one.weights.tensors,
         one.version,

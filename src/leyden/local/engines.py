@@ -9,7 +9,14 @@ import torch
 from leyden.config import ConfigError
 from leyden.engine.protocol import EngineBackend
 from leyden.learner.loading import model_device
-from leyden.local.engine import choose_engine, count_slots, engine_places, running_engine, samples_in_own_process
+from leyden.local.engine import (
+    choose_engine,
+    count_slots,
+    engine_places,
+    running_engine,
+    samples_in_own_process,
+    shares_copy,
+)
 from leyden.local.memory_plan import MemoryPlan, PlannedPolicy, plan_memory, plan_training
 from leyden.local.notes import print_note
 from leyden.local.placement import TRAINER_DEVICE
@@ -71,7 +78,7 @@ def plan_engines(groups: Sequence[Sequence[LocalPolicy]]) -> MemoryPlan | None:
         kind, _ = choose_engine(config, device)
         slots = count_slots(config, kind, device) if kind == "torch" else None
         embedded = len(places) == 1 and not samples_in_own_process([one for group in groups for one in group], device)
-        plan = plan_memory(planned, total, others, slots, 0 if embedded else beside)
+        plan = plan_memory(planned, total, others, slots, 0 if embedded else beside, shares_copy(places))
         print_note(str(plan))
         return plan
     if trained:

@@ -10,6 +10,8 @@ from msgspec import Struct
 from transformers import PreTrainedModel
 
 from leyden.config import Config, ConfigError
+from leyden.engine.torch.device_llama import GRAPH_SIZES
+from leyden.engine.torch.engine import GPU_PREFILL_TOKENS
 from leyden.learner.memory import memory_for_training
 
 _GIB = 2**30
@@ -23,8 +25,10 @@ _MAX_ENGINE_SHARE, _MIN_ENGINE_SHARE = 0.6, 0.1
 """More than the larger share of the device does not make sampling faster; less than the smaller makes it slow."""
 _MIN_SLOT_TOKENS = 1024
 """The embedded engine has at least this many tokens of KV cache for each of its requests."""
-_PROCESS_BYTES = 3 * _GIB
-"""What the process of an embedded engine takes beyond weights and KV cache: logits, activations, CUDA graphs."""
+_PROCESS_BYTES = _GIB
+"""What the process of an embedded engine takes beyond weights, KV cache, logits and activations."""
+_SAMPLED_LOGITS = 6
+"""How often the logits of a step are in memory while tokens are sampled."""
 _ASLEEP_BYTES = 3 * _GIB
 """What a sleeping vLLM keeps beyond the reserve, such as its CUDA graphs."""
 
@@ -109,6 +113,7 @@ def plan_memory(
     others: int = 0,
     slots: int | None = None,
     processes: int = 0,
+    shared_copy: bool = False,
 ) -> MemoryPlan:
     """Divide a device of so many bytes, of which other processes use some, for the policies of each engine.
 
@@ -116,7 +121,8 @@ def plan_memory(
     it would have too little memory beside it, or less than `engine.memory`; not beside agents that go on
     (`training.max_staleness`), nor if there are several policies, whose turns would put it to sleep again and again.
     With `slots`, each engine is an embedded one with so many requests, which cannot sleep; it shares the device with
-    training as so many `processes`, or as a part of the training process if that is 0.
+    training as so many `processes`, or as a part of the training process if that is 0. With a `shared_copy`, they take
+    weights from one that the trainer keeps on the device.
     Raises `ConfigError` if it does not fit.
     """
     others = _of_others(others)
@@ -125,8 +131,10 @@ def plan_memory(
     needed, activations, host = _needs(policies)
     weights = tuple(engine[0].weights for engine in engines)
     if slots is not None and processes:  # each has the parameters that it receives, and a copy to compute with
-        needed += sum(weights)  # the copy that they receive them from is the trainer's
-        weights, slots = tuple(processes * (2 * size + _PROCESS_BYTES) for size in weights), processes * slots
+        needed += sum(weights) * shared_copy
+        beyond = [_process_bytes(engine[0].model, slots) for engine in engines]
+        weights = tuple(processes * (2 * size + more) for size, more in zip(weights, beyond, strict=True))
+        slots *= processes
     free = device - others - needed - _RESERVE_BYTES
     beside, alone = free - activations, free if activations + _ASLEEP_BYTES <= free else 0
     used = f"other processes use {others / _GIB:.1f}, " if others else ""
@@ -194,6 +202,17 @@ def _savings(config: Config) -> str:
     return f"lower `training.batch_tokens`, set `training.gradient_checkpointing = true`, {offload}`training.lora`"
 
 
+def _process_bytes(model: PreTrainedModel, slots: int) -> int:
+    """Return what the process of an embedded engine takes beyond weights and KV cache."""
+    text = model.config.get_text_config()
+    rows = next((size for size in GRAPH_SIZES if size >= slots), slots)
+    kept = sum(size for size in GRAPH_SIZES if size <= rows)  # each captured graph has its own logits
+    logits = 4 * int(text.vocab_size) * (kept + _SAMPLED_LOGITS * rows)
+    hidden, inner = _widths(model)
+    largest = max(parameter.nbytes for parameter in model.parameters())  # a checksum makes a copy of it
+    return _PROCESS_BYTES + logits + 2 * (2 * inner + 8 * hidden) * GPU_PREFILL_TOKENS + largest
+
+
 def _least_bytes(model: PreTrainedModel, weights: int, slots: int | None) -> int:
     """Return the bytes that an engine needs at least: its weights, and the keys and values of some tokens."""
     context = int(model.config.get_text_config().max_position_embeddings)
@@ -208,11 +227,18 @@ def _activation_bytes(model: PreTrainedModel, config: Config) -> int:
     Qwen2.5 with 1.8 billion parameters peaked at 64 GiB with 8,192 tokens, where this gives 66.
     """
     text, size = model.config.get_text_config(), torch.finfo(model.dtype).bits // 8
-    hidden, inner = text.hidden_size, getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    hidden, inner = _widths(model)
     per_token = size * hidden
     if not config.training.gradient_checkpointing:
         per_token = size * (5 * inner + 10 * hidden) + 4 * 5 * hidden
     return int(text.num_hidden_layers * config.training.batch_tokens * per_token)
+
+
+def _widths(model: PreTrainedModel) -> tuple[int, int]:
+    """Return the width of the hidden states and that of the MLP."""
+    text = model.config.get_text_config()
+    hidden = int(text.hidden_size)
+    return hidden, int(getattr(text, "intermediate_size", None) or 4 * hidden)
 
 
 def _kv_bytes(model: PreTrainedModel) -> int:

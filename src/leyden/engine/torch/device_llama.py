@@ -20,7 +20,7 @@ from leyden.engine.torch.llama import is_llama_like
 from leyden.engine.torch.slot_attention import PREFILL_ROWS, attend, store, tile_segments
 from leyden.engine.torch.transfer import to_device
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 _CAPTURING = threading.Lock()
 """Engines of several policies capture one after the other: torch has one stream for it."""
@@ -44,7 +44,7 @@ class DecodeGraphs:
     @staticmethod
     def fits(requests: int) -> bool:
         """Whether a step with this many requests can be padded to a captured size."""
-        return requests <= SIZES[-1]
+        return requests <= GRAPH_SIZES[-1]
 
     def clear(self) -> None:
         """Forget the graphs: tensors that they read or write have moved."""
@@ -54,7 +54,7 @@ class DecodeGraphs:
     def __call__(self, inputs: Inputs) -> Tensor:
         """Compute one step; the result is valid until the next one."""
         requests = inputs.shape[1]
-        size = next(size for size in SIZES if size >= requests)
+        size = next(size for size in GRAPH_SIZES if size >= requests)
         padded = np.concatenate((inputs, np.repeat(self._padding, size - requests, 1)), 1)
         if size not in self._graphs:
             buffer = to_device(padded, self._device).clone()
