@@ -16,7 +16,7 @@ from small_engines import check, complete, make_request
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from leyden.engine.protocol import EngineError, EngineLost
+from leyden.engine.protocol import EngineError, EngineLost, TokenChunk
 from leyden.engine.remote import SocketEngine
 from leyden.engine.torch import process as process_module
 from leyden.engine.torch.process import TorchProcess
@@ -29,10 +29,14 @@ from leyden.process.place import FindPlace, Place, RemotePlace, this_machine
 
 SPARK = find_model("spark", ".").folder
 STAND_IN = """
-import json, sys
+import json, sys, time
 from pathlib import Path
 
 folder = Path(sys.argv[1])
+sys.stdin.readline()
+while (folder / "slow").exists():
+    time.sleep(0.01)
+print("null", flush=True)
 for line in sys.stdin:
     order = json.loads(line)
     with (folder / "loaded").open("a") as loaded:
@@ -67,11 +71,13 @@ class StandIn:
         monkeypatch.setattr(process_module, "module_command", lambda module: command)
 
     @asynccontextmanager
-    async def started(self, find_place: FindPlace = this_machine) -> AsyncIterator[TorchProcess]:
+    async def started(
+        self, find_place: FindPlace = this_machine, written: WeightFiles | SharedWeights | None = None
+    ) -> AsyncIterator[TorchProcess]:
         options = EngineProcessOptions(model="", dtype="float32", slots=4)
-        with closing(WeightFiles()) as files:
-            written = await files.write(self.model.named_parameters, 1)
-            (self.folder / "checksums").write_text(str(dict(written.checksums)).replace("'", '"'))
+        with closing(written or WeightFiles()) as files:
+            first = await files.write(self.model.named_parameters, 1)
+            (self.folder / "checksums").write_text(str(dict(first.checksums)).replace("'", '"'))
             parameters = self.model.named_parameters
             async with TorchProcess(options, {}, files, self.folder / "log", parameters, 1, find_place) as process:
                 yield process
@@ -184,6 +190,20 @@ async def test_weights_that_are_published_while_it_is_down_arrive_with_its_next_
         assert stand_in.loaded == [1, 2]
 
 
+async def test_others_publish_while_a_process_is_slow_to_start(stand_in: StandIn) -> None:
+    with closing(SharedWeights()) as shared:
+        async with stand_in.started(written=shared) as process:
+            assert process.pid is not None
+            (stand_in.folder / "slow").touch()
+            os.kill(process.pid, signal.SIGKILL)
+            await eventually(lambda: process.is_down and process._changing.locked())
+            written = await shared.write(stand_in.model.named_parameters, 2)  # as another replica does
+            assert written.version == 2 and process.is_down
+            (stand_in.folder / "slow").unlink()
+            await process.publish(ModelUpdate(stand_in.model), 2)
+            assert stand_in.loaded == [1, 2]
+
+
 async def test_weights_that_arrived_otherwise_are_found(stand_in: StandIn) -> None:
     async with stand_in.started() as process:
         with pytest.raises(EngineError, match="2 of 2 tensors in the engine differ from the trainer's: bias, weight"):
@@ -214,6 +234,53 @@ def changed(seed: int) -> PreTrainedModel:
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
     return model
+
+
+IN_BFLOAT16 = """
+import torch
+import leyden.engine.torch.__main__ as module
+
+engine = module.TorchEngine
+module.TorchEngine = lambda *given, **named: engine(*given, **{**named, "dtype": torch.bfloat16})
+module.main()
+"""
+"""An engine process that samples from a copy of its parameters, as on a GPU."""
+
+
+@pytest.mark.slow
+async def test_a_copy_samples_with_the_weights_of_the_version_that_tokens_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "module_command", lambda module: [sys.executable, "-c", IN_BFLOAT16])
+    models = [changed(seed) for seed in range(6)]
+    options = EngineProcessOptions(model=str(SPARK), dtype="float32", slots=4)
+    with closing(SharedWeights()) as shared:
+        async with TorchProcess(options, {}, shared, tmp_path / "log", models[0].named_parameters, 0) as process:
+            engine = SocketEngine(process.address)
+            chunks: list[TokenChunk] = []
+
+            async def sample() -> None:
+                async for chunk in engine.generate(make_request((1, 2, 3), 1500)):
+                    chunks.append(chunk)
+
+            sampling = asyncio.create_task(sample())
+            for version, model in enumerate(models[1:], 1):
+                await eventually(lambda: bool(chunks) and chunks[-1].version == version - 1)  # noqa: B023 - it ends here
+                await process.publish(ModelUpdate(model), version)
+            await sampling
+            await engine.close()
+    sampled = [
+        (id, logprob, chunk.version) for chunk in chunks for id, logprob in zip(chunk.ids, chunk.logprobs, strict=True)
+    ]
+    assert [version for *_, version in sampled] == sorted(version for *_, version in sampled)
+    ids = torch.tensor([[1, 2, 3, *(id for id, *_ in sampled)]])
+    for version, model in enumerate(models):
+        with torch.no_grad():
+            expected = model.bfloat16()(ids).logits[0].float().log_softmax(-1)
+        near = [
+            abs(float(expected[at + 2, id]) - logprob) for at, (id, logprob, by) in enumerate(sampled) if by == version
+        ]
+        assert near and max(near) < 0.5, version
 
 
 @pytest.mark.slow

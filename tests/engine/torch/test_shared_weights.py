@@ -1,8 +1,11 @@
 """One copy of the weights is mapped by its readers; a version is written only while nobody reads."""
 
 import asyncio
+import errno
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from leyden.engine.protocol import EngineError
 from leyden.engine.torch.shared_weights import SharedWeights, read_any_weights
 from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.weight_files import WeightFiles
@@ -105,6 +109,47 @@ async def test_a_version_waits_until_nobody_reads_the_one_before() -> None:
             assert float(dict(read_any_weights(first.folder))["scale"]) == 1.0
         assert (await writing).version == 2
         assert await late == (2, 2.0)
+
+
+async def test_nobody_reads_what_a_write_that_was_cancelled_still_writes() -> None:
+    with closing(SharedWeights()) as shared:
+        await shared.write(Source(1.0), 1)
+        slow = SlowSource(2.0)
+        writing = asyncio.create_task(shared.write(slow, 2))
+        await asyncio.to_thread(slow.reading.wait)
+        writing.cancel()
+        late = asyncio.create_task(latest_of(shared))
+        await asyncio.sleep(0.05)
+        assert not late.done()
+        slow.go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        await late
+        await shared.write(Source(3.0), 3)
+        assert await latest_of(shared) == (3, 3.0)
+
+
+async def test_a_full_disk_is_an_error_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    error = pytest.raises(EngineError, match=r"no copy of the weights .* No space left on device")
+    with closing(SharedWeights()) as shared, error:
+        await shared.write(Source(1.0), 1)
+
+
+class SlowSource(Source):
+    """Weights that are read only when they may."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(value)
+        self.reading, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self) -> Iterator[tuple[str, Tensor]]:
+        self.reading.set()
+        self.go_on.wait()
+        yield from super().__call__()
 
 
 async def latest_of(shared: SharedWeights) -> tuple[int, float]:

@@ -1,8 +1,8 @@
 """Runs an embedded engine as a child process: `python -m leyden.engine.torch`.
 
-It reads its options and then orders to load weights as lines of JSON from standard input, and answers each with what
-it serves. It listens once it has weights, and ends when standard input closes. It ignores signals, which its parent
-handles.
+It reads its options and then orders to load weights as lines of JSON from standard input. It answers the options with
+`null` when it can load, and each order with what it serves. It listens once it has weights, and ends when standard
+input closes or its engine has failed. It ignores signals, which its parent handles.
 """
 
 import asyncio
@@ -22,12 +22,15 @@ import uvloop
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from leyden.engine.protocol import EngineLost
 from leyden.engine.remote import EngineServer
 from leyden.engine.torch.engine import TorchEngine
 from leyden.engine.torch.shared_weights import read_any_weights
 from leyden.engine.torch.sizing import choose_threads
 from leyden.engine.torch.wire import EngineProcessOptions, EngineState, LoadWeights
 from leyden.engine.vllm.extension.leyden_weights import checksum
+
+log = logging.getLogger(__name__)
 
 _GC_THRESHOLD = 20_000
 """New objects between two collections, in place of 700: most objects of a step are freed before one looks at them."""
@@ -47,11 +50,9 @@ def main() -> None:
 
 async def _serve(options: EngineProcessOptions, answers: int) -> None:
     model = _build(options)
-    _load(model, options.folder)
     engine = TorchEngine(
         model,
         slots=options.slots,
-        version=options.version,
         threads=max(1, choose_threads(model) // options.replicas),
         tokenizer=options.tokenizer,
         dtype=model.dtype,
@@ -62,17 +63,21 @@ async def _serve(options: EngineProcessOptions, answers: int) -> None:
     gc.freeze()  # the objects of torch and transformers live as long as the process, so collections need not scan them
     gc.set_threshold(_GC_THRESHOLD)
 
-    def answer() -> None:
-        checksums = {name: checksum(parameter) for name, parameter in model.named_parameters()}
-        state = EngineState(engine.context_length, engine.vocab_size, checksums)
+    def answer(state: EngineState | None) -> None:
         os.write(answers, msgspec.json.encode(state) + b"\n")
+
+    def state() -> EngineState:
+        checksums = {name: checksum(parameter) for name, parameter in model.named_parameters()}
+        return EngineState(engine.context_length, engine.vocab_size, checksums)
 
     async def serve(reader: StreamReader, writer: StreamWriter) -> None:
         await EngineServer(engine, writer).serve(reader)
 
     with closing(engine):
-        await asyncio.start_unix_server(serve, options.socket)
-        answer()
+        engine.start()
+        failing = asyncio.create_task(_exit_with(engine))
+        answer(None)
+        listening: asyncio.Server | None = None
         while line := await asyncio.to_thread(sys.stdin.buffer.readline):
             order = msgspec.json.decode(line, type=LoadWeights)
             load = partial(_load, model, order.folder)
@@ -81,8 +86,20 @@ async def _serve(options: EngineProcessOptions, answers: int) -> None:
             else:  # it samples from a copy, which takes them between two steps
                 await asyncio.to_thread(load)
                 await engine.change_weights(lambda: None, order.version)
-            answer()
+            loaded = await asyncio.to_thread(state)
+            listening = listening or await asyncio.start_unix_server(serve, options.socket)
+            answer(loaded)
+        failing.cancel()
         os._exit(0)  # its clients see that it is gone
+
+
+async def _exit_with(engine: TorchEngine) -> None:
+    """End the process when its engine has failed, so that another is started."""
+    try:
+        await engine.wait_failed()
+    except EngineLost as error:
+        log.error("%s", error)
+        os._exit(1)
 
 
 def _build(options: EngineProcessOptions) -> PreTrainedModel:

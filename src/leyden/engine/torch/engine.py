@@ -46,6 +46,8 @@ GPU_PREFILL_PAUSE = 4
 GPU_KV_CACHE_SHARE = 0.4
 """The part of a GPU's free memory that the KV cache may take: the trainer needs the rest."""
 
+_OUT_OF_MEMORY = " (lower `engine.slots`, or set `engine.memory` higher)"
+
 
 class TorchEngine(UnheldEngine):
     """Samples from a model in this process. Safe to use from any event loop and thread."""
@@ -278,7 +280,10 @@ class TorchEngine(UnheldEngine):
                         self._batch.step()
                 except Exception as error:
                     log.exception("a step of the engine failed: its requests fail, and the engine continues")
-                    self._batch.fail(EngineError(f"{type(error).__name__}: {error}"))
+                    hint = _OUT_OF_MEMORY if isinstance(error, torch.OutOfMemoryError) else ""
+                    self._batch.fail(EngineError(f"{type(error).__name__}: {error}{hint}"))
+                    if self._stream is not None:
+                        self._stream.synchronize()  # which fails if the device does: then the engine ends
                 self.stats.busy_s += time.perf_counter() - started
         except BaseException as error:
             self._ended = f"{self._ended}: {type(error).__name__}: {error}"

@@ -31,7 +31,7 @@ from leyden.process.temporary import TemporaryFolder
 log = logging.getLogger(__name__)
 
 _MAX_DEATHS, _DEATHS_WITHIN_S = 5, 60.0
-"""A process that dies this often within this time is not started again."""
+"""A process that dies this often within this time of service is not started again. Starting is no service."""
 
 
 class TorchProcess(SeparateEngine, SupervisedProcess):
@@ -55,6 +55,7 @@ class TorchProcess(SeparateEngine, SupervisedProcess):
         self._place: Place = HERE
         self._environment, self._written, self._log = environment, written, RotatingLog(log_file)
         self._weights, self._version = weights, version
+        self._served_s = 0.0
         self._changing = asyncio.Lock()
         """Held while it is started or loads weights."""
         self._up = asyncio.Event()
@@ -98,9 +99,7 @@ class TorchProcess(SeparateEngine, SupervisedProcess):
         """Have the process load weights. One that cannot get them is ended, so that it does not serve older ones."""
         assert self._process is not None
         try:
-            order = LoadWeights(await self._deliver(weights), weights.version)
-            self._process.send(msgspec.json.encode(order) + b"\n")
-            await self._check_loaded(weights)
+            await self._order(weights)
         except EngineLost as error:
             log.error("%s", error)
             self._up.clear()
@@ -108,7 +107,9 @@ class TorchProcess(SeparateEngine, SupervisedProcess):
 
     async def _wait_ended(self) -> str:
         assert self._process is not None
+        began = time.monotonic()
         status = await self._process.wait()
+        self._served_s += time.monotonic() - began
         self._up.clear()
         reason = f"{self._name} ended ({exit_reason(status)}): {self._last_line()}"
         log.error("%s; it is started again", reason)
@@ -118,8 +119,12 @@ class TorchProcess(SeparateEngine, SupervisedProcess):
         try:
             await self._launch()
         except EngineLost as error:
+            log.error("%s", error)
             return str(error)
         return None
+
+    def _clock(self) -> float:
+        return self._served_s
 
     async def _end(self) -> None:
         if self._process is not None:
@@ -130,26 +135,26 @@ class TorchProcess(SeparateEngine, SupervisedProcess):
         """Start the process with the latest weights, and wait until it listens."""
         async with self._changing:
             self._place = await self._find_place()
-            async with self._written.reading() as weights:
-                options = replace(
-                    self._options,
-                    socket=self._place.path(self._socket),
-                    folder=await self._deliver(weights),
-                    version=weights.version,
-                )
-                self._process = ChildProcess(
-                    module_command("leyden.engine.torch"),
-                    environment={**os.environ, **self._environment},
-                    stdout=PIPE,
-                    log=self._log,
-                    place=self._place,
-                    listens=[self._socket],
-                )
-                self._answers = asyncio.Queue()
-                reading = _read_lines(self._process, self._answers)
-                self._reading = start_background(reading, "reading the answers of an engine process")
-                self._process.send(msgspec.json.encode(options) + b"\n")
-                state = await self._check_loaded(weights)
+            options = replace(self._options, socket=self._place.path(self._socket))
+            self._process = ChildProcess(
+                module_command("leyden.engine.torch"),
+                environment={**os.environ, **self._environment},
+                stdout=PIPE,
+                log=self._log,
+                place=self._place,
+                listens=[self._socket],
+            )
+            self._answers = asyncio.Queue()
+            reading = _read_lines(self._process, self._answers)
+            self._reading = start_background(reading, "reading the answers of an engine process")
+            self._process.send(msgspec.json.encode(options) + b"\n")
+            try:
+                await self._answer()  # only now does it read weights, which others may wait to write
+                async with self._written.reading() as weights:
+                    state = await self._order(weights)
+            except EngineLost:
+                self._process.kill()
+                raise
             self._address = SocketAddress(state.context_length, state.vocab_size, options.slots, str(self._socket))
             self._up.set()
 
@@ -160,12 +165,18 @@ class TorchProcess(SeparateEngine, SupervisedProcess):
         except PlaceLost as error:
             raise EngineLost(str(error)) from error
 
-    async def _check_loaded(self, weights: WrittenWeights) -> EngineState:
-        """Wait until the process has loaded weights, and compare them."""
-        answer = await self._answers.get()
-        if not answer:
+    async def _answer(self) -> bytes:
+        """Wait for an answer of the process."""
+        if not (answer := await self._answers.get()):
             raise EngineLost(f"{self._name} did not load its weights: {self._last_line()}")
-        state = msgspec.json.decode(answer, type=EngineState)
+        return answer
+
+    async def _order(self, weights: WrittenWeights) -> EngineState:
+        """Have the process load weights, and compare them."""
+        assert self._process is not None
+        order = LoadWeights(await self._deliver(weights), weights.version)
+        self._process.send(msgspec.json.encode(order) + b"\n")
+        state = msgspec.json.decode(await self._answer(), type=EngineState)
         compare(weights.checksums, state.checksums, "after publishing")
         self._version = weights.version
         return state

@@ -6,6 +6,7 @@ on by CUDA IPC, so that publishing moves nothing over the host.
 
 import asyncio
 import base64
+import os
 import pickle
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
+from leyden.engine.protocol import EngineError
 from leyden.engine.vllm.extension.leyden_weights import checksum
 from leyden.engine.weight_files import NamedTensors, Weights, WrittenWeights, read_weights
 from leyden.process.temporary import TemporaryFolder
@@ -74,7 +76,11 @@ class SharedWeights:
         async with self._changing:
             if self._latest is None or self._latest.version != version:
                 await self._unread.wait()
-                self._latest = await asyncio.to_thread(self._write, tensors(), version)
+                writing = asyncio.create_task(asyncio.to_thread(self._write, tensors(), version))
+                try:
+                    self._latest = await asyncio.shield(writing)
+                finally:  # a thread that was not waited for still writes: nobody may read before it has ended
+                    await asyncio.wait({writing})
             return self._latest
 
     @asynccontextmanager
@@ -110,11 +116,15 @@ class SharedWeights:
             self._tensors.append(SharedTensor(name, dtype, tuple(tensor.shape), end, tensor.nbytes))
             end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         device, handle = tensors[0][1].device, None
-        if device.type == "cuda":
-            copy = torch.empty(end, dtype=torch.uint8, device=device)
-            handle = _export(copy)
-        else:
-            copy = _map_file(self._folder.path, end)
+        try:
+            if device.type == "cuda":
+                copy = torch.empty(end, dtype=torch.uint8, device=device)
+                handle = _export(copy)
+            else:
+                _reserve(self._folder.path, end)
+                copy = _map_file(self._folder.path, end)
+        except (RuntimeError, OSError) as error:
+            raise EngineError(f"no copy of the weights for the engine's process, {end:,} bytes: {error}") from error
         layout = msgspec.json.encode(SharedLayout(self._tensors, end, handle))
         (self._folder.path / _LAYOUT).write_bytes(layout)
         return copy
@@ -136,6 +146,12 @@ def _mapped(folder: Path) -> tuple[list[SharedTensor], Tensor]:
     layout = msgspec.json.decode((folder / _LAYOUT).read_bytes(), type=SharedLayout)
     copy = _map_file(folder, layout.nbytes) if layout.handle is None else _import(layout.handle)
     return layout.tensors, copy
+
+
+def _reserve(folder: Path, nbytes: int) -> None:
+    """Have room for the file: without, writing to its map would end the process."""
+    with (folder / _VALUES).open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, nbytes)
 
 
 def _map_file(folder: Path, nbytes: int) -> Tensor:

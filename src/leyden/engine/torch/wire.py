@@ -7,7 +7,7 @@ class EngineProcessOptions(Struct, frozen=True):
     """How an engine process is started."""
 
     model: str
-    """The folder with the model's configuration. Its weights come from `folder`."""
+    """The folder with the model's configuration. Its weights come with the first order."""
     dtype: str
     slots: int
     replicas: int = 1
@@ -19,9 +19,6 @@ class EngineProcessOptions(Struct, frozen=True):
     """The part of its GPU's memory that it may take."""
     socket: str = ""
     """The Unix socket to listen on."""
-    folder: str = ""
-    """With the weights of `version`."""
-    version: int = 0
 
 
 class LoadWeights(Struct, frozen=True):
