@@ -1,7 +1,7 @@
 """Starts engine, server and worker of a run on this machine, and stops them.
 
-The embedded engine shares its weights with the trainer and runs in this process. Server and worker are child processes,
-which end with this one, however that ends.
+The embedded engine runs in this process, unless it has one of its own. Server and worker are child processes, which end
+with this one, however that ends.
 """
 
 import asyncio

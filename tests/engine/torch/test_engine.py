@@ -495,6 +495,35 @@ async def test_an_engine_whose_thread_dies_is_lost_and_fails_its_run(
     engine.close()
 
 
+@pytest.mark.parametrize("lost", [True, False])
+async def test_an_engine_ends_when_its_device_fails_and_goes_on_after_another_failure(
+    lost: bool, llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stream:
+        def synchronize(self) -> None:
+            if lost:
+                raise RuntimeError("the device is lost")
+
+    def fail() -> None:
+        monkeypatch.setattr(engine._batch, "step", step)
+        raise torch.OutOfMemoryError("no memory")
+
+    engine = TorchEngine(llama)
+    step = engine._batch.step
+    await complete(engine, make_request(prompt(0, 10)))
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(engine, "_stream", Stream())
+    monkeypatch.setattr(engine._batch, "step", fail)
+    with pytest.raises(EngineError, match=r"OutOfMemoryError: no memory \(lower `engine.slots`"):
+        await complete(engine, make_request(prompt(0, 10)))
+    if lost:
+        with pytest.raises(EngineLost, match="ended: RuntimeError: the device is lost"):
+            await asyncio.wait_for(engine.wait_failed(), 10)
+    else:
+        check(llama, await complete(engine, make_request(prompt(0, 10))))
+    engine.close()
+
+
 async def test_weights_that_are_not_finite_fail_requests_until_they_are_replaced(llama: PreTrainedModel) -> None:
     engine = TorchEngine(llama, slots=1)
     weights = {name: parameter.clone() for name, parameter in llama.state_dict().items()}
