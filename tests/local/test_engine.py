@@ -18,6 +18,7 @@ from leyden.engine.torch.process import TorchProcess
 from leyden.engine.torch.shared_weights import SharedWeights
 from leyden.engine.vllm.backend import VllmBackend
 from leyden.engine.vllm.serving import ServedVllm
+from leyden.engine.weight_files import WeightFiles
 from leyden.learner.lora import MergedLoraLinear
 from leyden.learner.policy import Policy
 from leyden.local.engine import _transfer, samples_in_own_process
@@ -259,22 +260,37 @@ def test_an_engine_has_its_own_process_where_training_overlaps_with_sampling_on_
     assert samples_in_own_process(policies, torch.device(device)) is own_process
 
 
-async def test_on_one_gpu_the_process_of_the_embedded_engine_and_training_have_what_is_planned(
-    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[TorchProcess] = []
-    limits: list[float] = []
+@pytest.fixture
+def policy(model: PreTrainedModel) -> LocalPolicy:
+    """One that is trained while agents go on, on a CPU so far."""
+    return overlapping(model)
+
+
+@pytest.fixture
+def started(policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch) -> list[TorchProcess]:
+    """The engine processes that are started, on a machine of two GPUs of 80 GiB."""
+    processes: list[TorchProcess] = []
 
     async def start(process: TorchProcess) -> None:
-        started.append(process)
+        processes.append(process)
 
-    policy = overlapping(model)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(TorchProcess, "start", start)
     monkeypatch.setattr(PreTrainedModel, "device", torch.device("cuda:0"))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * GIB, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    return processes
+
+
+async def test_on_one_gpu_the_process_of_the_embedded_engine_and_training_have_what_is_planned(
+    policy: LocalPolicy,
+    started: list[TorchProcess],
+    model: PreTrainedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[float] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append(share))
     async with running_engines(tmp_path, [policy]):
         (process,) = started
@@ -285,5 +301,14 @@ async def test_on_one_gpu_the_process_of_the_embedded_engine_and_training_have_w
     assert environment == {"CUDA_VISIBLE_DEVICES": "0"}
     assert options.device_share == pytest.approx(0.6) and options.slots == 4
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    assert options.kv_cache_bytes is not None
-    assert GIB < int(0.6 * 80 * GIB) - 2 * weights - options.kv_cache_bytes < 1.1 * GIB  # logits and activations
+    assert GIB < options.beside_kv_cache - 2 * weights < 1.1 * GIB  # logits and activations
+
+
+async def test_an_embedded_engine_on_another_gpu_is_a_process_that_has_most_of_it(
+    started: list[TorchProcess], model: PreTrainedModel, tmp_path: Path
+) -> None:
+    policy = LocalPolicy(config(kind="torch", devices=[1]), SPARK, model)
+    async with running_engines(tmp_path, [policy]):
+        (process,) = started
+        assert process._environment == {"CUDA_VISIBLE_DEVICES": "1"}
+        assert isinstance(process._written, WeightFiles) and process._options.device_share == 0.9

@@ -24,7 +24,7 @@ from leyden.engine.vllm.serving import ServingOptions
 from leyden.engine.weight_files import WeightFiles, Weights
 from leyden.learner.loading import model_device
 from leyden.learner.sharded_files import is_sharded
-from leyden.local.memory_plan import MemoryPlan
+from leyden.local.memory_plan import MemoryPlan, process_bytes
 from leyden.local.notes import print_note
 from leyden.local.placement import TRAINER_DEVICE, check_tensor_parallel, device_variable, place_replicas
 from leyden.local.policies import LocalPolicy
@@ -203,8 +203,7 @@ class _Shared(Struct, frozen=True):
 
 def _torch_process(shared: _Shared, place: int) -> list[ReplicaPart]:
     (one,) = shared.policies
-    plan = shared.plan if TRAINER_DEVICE in shared.places[place] else None
-    sharing = sum(TRAINER_DEVICE in devices for devices in shared.places)
+    devices = shared.places[place]
     copied = not shared.elsewhere and one.weights is None and shares_copy(shared.places)
     options = EngineProcessOptions(
         model=str(one.source.folder),
@@ -212,8 +211,8 @@ def _torch_process(shared: _Shared, place: int) -> list[ReplicaPart]:
         slots=shared.slots,
         replicas=len(shared.places) * shared.engines,
         tokenizer=Tokenizer.load(one.source.folder).control_json,
-        kv_cache_bytes=None if plan is None else plan.kv_cache // sharing,
-        device_share=1.0 if plan is None else plan.engine_share(shared.number) / sharing,
+        device_share=_memory_share(shared, devices) if devices else None,
+        beside_kv_cache=process_bytes(one.model, shared.slots),
     )
     process = TorchProcess(
         options,
@@ -269,7 +268,7 @@ def _vllm_backends(shared: _Shared, place: int) -> list[ReplicaPart]:
 
 
 def _memory_share(shared: _Shared, devices: Sequence[int]) -> float:
-    """Return the part of each device that vLLM takes; engines, and replicas on the trainer's device, divide it."""
+    """Return the part of each device that a process takes; engines, and replicas on the trainer's device, divide it."""
     if shared.plan is not None and TRAINER_DEVICE in devices:
         return shared.plan.engine_share(shared.number) / sum(TRAINER_DEVICE in place for place in shared.places)
     share = shared.policies[0].config.engine.memory or (_OWN_DEVICE_SHARE if devices else _VLLM_CPU_SHARE)

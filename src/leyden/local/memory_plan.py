@@ -130,10 +130,9 @@ def plan_memory(
     config, trained = policies[0].config, [policy for policy in policies if policy.training]
     needed, activations, host = _needs(policies)
     weights = tuple(engine[0].weights for engine in engines)
-    if slots is not None and processes:  # each has the parameters that it receives, and a copy to compute with
+    if slots is not None and processes:
         needed += sum(weights) * shared_copy
-        beyond = [_process_bytes(engine[0].model, slots) for engine in engines]
-        weights = tuple(processes * (2 * size + more) for size, more in zip(weights, beyond, strict=True))
+        weights = tuple(processes * process_bytes(engine[0].model, slots) for engine in engines)
         slots *= processes
     free = device - others - needed - _RESERVE_BYTES
     beside, alone = free - activations, free if activations + _ASLEEP_BYTES <= free else 0
@@ -202,15 +201,19 @@ def _savings(config: Config) -> str:
     return f"lower `training.batch_tokens`, set `training.gradient_checkpointing = true`, {offload}`training.lora`"
 
 
-def _process_bytes(model: PreTrainedModel, slots: int) -> int:
-    """Return what the process of an embedded engine takes beyond weights and KV cache."""
+def process_bytes(model: PreTrainedModel, slots: int) -> int:
+    """Return what the process of an embedded engine takes beside its KV cache.
+
+    It has the parameters that it receives, and a copy to compute with.
+    """
+    weights = [parameter.nbytes for parameter in model.parameters()]
     text = model.config.get_text_config()
     rows = next((size for size in GRAPH_SIZES if size >= slots), slots)
     kept = sum(size for size in GRAPH_SIZES if size <= rows)  # each captured graph has its own logits
     logits = 4 * int(text.vocab_size) * (kept + _SAMPLED_LOGITS * rows)
     hidden, inner = _widths(model)
-    largest = max(parameter.nbytes for parameter in model.parameters())  # a checksum makes a copy of it
-    return _PROCESS_BYTES + logits + 2 * (2 * inner + 8 * hidden) * GPU_PREFILL_TOKENS + largest
+    activations = 2 * (2 * inner + 8 * hidden) * GPU_PREFILL_TOKENS
+    return 2 * sum(weights) + max(weights) + logits + activations + _PROCESS_BYTES  # a checksum copies each tensor
 
 
 def _least_bytes(model: PreTrainedModel, weights: int, slots: int | None) -> int:

@@ -8,10 +8,12 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from modelserving import eventually
+from msgspec.structs import replace
 from small_engines import check, complete, make_request
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -19,6 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from leyden.engine.protocol import EngineError, EngineLost, TokenChunk
 from leyden.engine.remote import SocketEngine
 from leyden.engine.torch import process as process_module
+from leyden.engine.torch.__main__ import _kv_cache_bytes
 from leyden.engine.torch.process import TorchProcess
 from leyden.engine.torch.shared_weights import SharedWeights
 from leyden.engine.torch.wire import EngineProcessOptions
@@ -225,6 +228,15 @@ async def test_a_process_that_keeps_dying_fails_the_run(stand_in: StandIn, monke
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(EngineError, match=r"an engine process keeps dying: .*no memory"):
             await process.wait_failed()
+
+
+def test_the_kv_cache_of_a_process_may_have_what_weights_and_logits_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 2**30))
+    options = EngineProcessOptions(model="", dtype="float32", slots=4, device_share=0.5, beside_kv_cache=30 * 2**30)
+    assert _kv_cache_bytes(options) == 10 * 2**30
+    assert _kv_cache_bytes(replace(options, device_share=None)) is None
+    with pytest.raises(SystemExit, match=r"20.0 GiB of the GPU .* take 30.0: raise `engine.memory`"):
+        _kv_cache_bytes(replace(options, device_share=0.25))
 
 
 def changed(seed: int) -> PreTrainedModel:

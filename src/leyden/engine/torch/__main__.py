@@ -56,7 +56,7 @@ async def _serve(options: EngineProcessOptions, answers: int) -> None:
         threads=max(1, choose_threads(model) // options.replicas),
         tokenizer=options.tokenizer,
         dtype=model.dtype,
-        kv_cache_bytes=options.kv_cache_bytes,
+        kv_cache_bytes=_kv_cache_bytes(options),
     )
 
     gc.collect()
@@ -106,14 +106,27 @@ def _build(options: EngineProcessOptions) -> PreTrainedModel:
     """Return the model without its weights."""
     config = AutoConfig.from_pretrained(options.model)
     config._attn_implementation = None
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cuda":  # torch keeps memory that it has freed
+    device = torch.device("cpu" if options.device_share is None else "cuda")
+    if options.device_share is not None:  # torch keeps memory that it has freed
         torch.cuda.set_per_process_memory_fraction(options.device_share)
     with device, no_init_weights():  # random values would take a CPU a minute for each billion
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype))
     model.tie_weights()
     model.eval()
     return model
+
+
+def _kv_cache_bytes(options: EngineProcessOptions) -> int | None:
+    """Return the most that the KV cache may have; None on a CPU."""
+    if options.device_share is None:
+        return None
+    memory = int(options.device_share * torch.cuda.get_device_properties(0).total_memory)
+    if memory <= options.beside_kv_cache:
+        sys.exit(
+            f"{memory / 2**30:.1f} GiB of the GPU are for this engine, and its weights, logits and activations take "
+            f"{options.beside_kv_cache / 2**30:.1f}: raise `engine.memory`, or lower `engine.slots`"
+        )
+    return memory - options.beside_kv_cache
 
 
 @torch.no_grad()

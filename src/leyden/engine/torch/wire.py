@@ -13,10 +13,10 @@ class EngineProcessOptions(Struct, frozen=True):
     replicas: int = 1
     """How many engine processes share the machine's cores."""
     tokenizer: str | None = None
-    kv_cache_bytes: int | None = None
-    """The most for the KV cache; None: a part of the free memory of its GPU."""
-    device_share: float = 1.0
-    """The part of its GPU's memory that it may take."""
+    device_share: float | None = None
+    """The part of its GPU's memory that it may take; None: it has no GPU."""
+    beside_kv_cache: int = 0
+    """The bytes of that for weights, logits and activations. The KV cache may have the rest."""
     socket: str = ""
     """The Unix socket to listen on."""
 
