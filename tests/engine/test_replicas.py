@@ -115,8 +115,11 @@ async def test_a_transfer_that_hangs_is_an_error_that_names_the_replica(
     assert ReplicaBackend(parts, weight_bytes=66 * 10**9)._limit_s == 720  # of 32 billion parameters
     monkeypatch.setattr(replicas_module, "_TRANSFER_LIMIT_S", 0.02)
     parts[2].gate.clear()
-    with pytest.raises(EngineError, match="replica 2 of the engine did not take the weights of version 4"):
+    with pytest.raises(EngineError, match=r"replica 2 of the engine did not take the weights of version 4 within 0 s$"):
         await ReplicaBackend(parts).publish(NoWeights(), 4)
+    parts[2].is_down = True
+    with pytest.raises(EngineError, match="within 0 s: it is being started again"):
+        await ReplicaBackend(parts[2:]).publish(NoWeights(), 5)
 
 
 async def test_a_replica_that_has_other_weights_fails_the_publication(parts: list[ScriptedPart]) -> None:

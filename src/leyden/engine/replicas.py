@@ -93,9 +93,11 @@ class ReplicaBackend(SeparateEngine):
             while waited := self._still_waited_for(tasks):
                 left_s = started + self._limit_s - time.monotonic()
                 if left_s <= 0:
+                    is_down = self._replicas[waited[0]].is_down
+                    state = ": it is being started again, and its log says why" if is_down else ""
                     raise EngineError(
                         f"replica {waited[0]} of the engine did not take the weights of version {version} "
-                        f"within {self._limit_s:.0f} s"
+                        f"within {self._limit_s:.0f} s{state}"
                     )
                 await asyncio.wait([tasks[number] for number in waited], timeout=min(_POLL_S, left_s))
             sent = [task.result().transferred_bytes for task in tasks if task.done()]
