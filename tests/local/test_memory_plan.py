@@ -1,13 +1,15 @@
 """Trainer and engine share one GPU by a plan that is made before anything starts."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from leyden.config import Config, ConfigError, read_config
-from leyden.local.memory_plan import MemoryPlan, PlannedPolicy
+from leyden.engine.torch.sizing import process_bytes
+from leyden.local.memory_plan import EngineProcesses, MemoryPlan, PlannedPolicy
 from leyden.local.memory_plan import plan_memory as plan_engines
 from leyden.local.memory_plan import plan_training as plan_trained
 
@@ -30,10 +32,10 @@ def config(memory: float | None = None, **training: object) -> Config:
 
 
 def plan_memory(
-    config: Config, model: PreTrainedModel, device: int, training: bool, reference: bool, others: int = 0, **slots: int
+    config: Config, model: PreTrainedModel, device: int, training: bool, reference: bool, others: int = 0, **engine: Any
 ) -> MemoryPlan:
     """Plan for one policy."""
-    return plan_engines([[PlannedPolicy(config, model, training, reference)]], device, others, **slots)
+    return plan_engines([[PlannedPolicy(config, model, training, reference)]], device, others, **engine)
 
 
 def plan_training(config: Config, model: PreTrainedModel, device: int, reference: bool, others: int = 0) -> MemoryPlan:
@@ -183,22 +185,24 @@ def test_several_policies_that_do_not_fit_are_refused_with_what_to_change(model:
         plan_engines([[PlannedPolicy(config(0.9), model, True)], [PlannedPolicy(config(0.9), model)]], 140 * GIB)
 
 
+def processes(model: PreTrainedModel, count: int, slots: int = 256, share_copy: bool = False) -> EngineProcesses:
+    return EngineProcesses(count, (process_bytes(model, slots),), share_copy)
+
+
 def test_processes_of_the_embedded_engine_have_parameters_and_copies_of_them(model: PreTrainedModel) -> None:
-    embedded = plan_memory(config(), model, 140 * GIB, training=True, reference=False, slots=256)
-    one = plan_memory(config(), model, 140 * GIB, training=True, reference=False, slots=256, processes=1)
-    two = plan_memory(config(), model, 140 * GIB, training=True, reference=False, slots=256, processes=2)
-    more = plan_memory(config(), model, 140 * GIB, training=True, reference=False, slots=1024, processes=1)
-    copied = plan_memory(
-        config(), model, 140 * GIB, training=True, reference=False, slots=256, processes=1, shared_copy=True
-    )
+    def plan(slots: int, used: EngineProcesses | None, device: int = 140 * GIB) -> MemoryPlan:
+        return plan_memory(config(), model, device, training=True, reference=False, slots=slots, processes=used)
+
+    embedded, one, two = plan(256, None), plan(256, processes(model, 1)), plan(256, processes(model, 2))
     weights = sum(parameter.nbytes for parameter in model.parameters())
     assert embedded.engine == one.engine == two.engine
     beyond = embedded.kv_cache - one.kv_cache - weights  # logits and activations
     assert 3 * GIB < beyond < 4 * GIB
     assert one.kv_cache - two.kv_cache == 2 * weights + beyond
-    assert one.kv_cache - more.kv_cache > 4 * GIB  # logits of 1024 requests
+    assert one.kv_cache - plan(1024, processes(model, 1, 1024)).kv_cache > 4 * GIB  # logits of 1024 requests
+    copied = plan(256, processes(model, 1, share_copy=True))
     assert copied.training == one.training + weights and copied.kv_cache == one.kv_cache - weights
     assert one.engine_share() * one.device == pytest.approx(one.engine)
-    plan_memory(config(), model, 80 * GIB, training=True, reference=False, slots=256)
+    plan(256, None, 80 * GIB)
     with pytest.raises(ConfigError, match=r"of 80 GiB training takes .* lower `engine.slots`, or a smaller model"):
-        plan_memory(config(), model, 80 * GIB, training=True, reference=False, slots=256, processes=1)
+        plan(256, processes(model, 1), 80 * GIB)

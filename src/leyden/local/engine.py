@@ -16,6 +16,7 @@ from leyden.engine.replicas import ReplicaBackend, ReplicaPart
 from leyden.engine.torch.engine import TorchEngine
 from leyden.engine.torch.process import TorchProcess
 from leyden.engine.torch.shared_weights import SharedWeights
+from leyden.engine.torch.sizing import process_bytes
 from leyden.engine.torch.wire import EngineProcessOptions
 from leyden.engine.vllm.adapters import Adapter, AdapterBackend, AdapterServer
 from leyden.engine.vllm.backend import VllmBackend
@@ -24,7 +25,7 @@ from leyden.engine.vllm.serving import ServingOptions
 from leyden.engine.weight_files import WeightFiles, Weights
 from leyden.learner.loading import model_device
 from leyden.learner.sharded_files import is_sharded
-from leyden.local.memory_plan import MemoryPlan, process_bytes
+from leyden.local.memory_plan import EngineProcesses, MemoryPlan
 from leyden.local.notes import print_note
 from leyden.local.placement import TRAINER_DEVICE, check_tensor_parallel, device_variable, place_replicas
 from leyden.local.policies import LocalPolicy
@@ -151,6 +152,16 @@ def samples_in_own_process(policies: Sequence[LocalPolicy], device: torch.device
     """
     overlaps = policies[0].config.training.max_staleness > 0 and any(one.is_trained for one in policies)
     return overlaps and device.type == "cuda"
+
+
+def engine_processes(groups: Sequence[Sequence[LocalPolicy]], slots: int) -> EngineProcesses | None:
+    """Return how embedded engines, with so many slots, share the trainer's device; None: as a part of its process."""
+    device = model_device(groups[0][0].model)
+    places = engine_places(groups[0][0].config, device)
+    if len(places) == 1 and not samples_in_own_process([one for group in groups for one in group], device):
+        return None
+    count = sum(TRAINER_DEVICE in place for place in places)
+    return EngineProcesses(count, tuple(process_bytes(group[0].model, slots) for group in groups), shares_copy(places))
 
 
 def shares_copy(places: Sequence[tuple[int, ...]]) -> bool:

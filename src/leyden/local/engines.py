@@ -13,9 +13,9 @@ from leyden.local.engine import (
     choose_engine,
     count_slots,
     engine_places,
+    engine_processes,
     running_engine,
     samples_in_own_process,
-    shares_copy,
 )
 from leyden.local.memory_plan import MemoryPlan, PlannedPolicy, plan_memory, plan_training
 from leyden.local.notes import print_note
@@ -72,13 +72,12 @@ def plan_engines(groups: Sequence[Sequence[LocalPolicy]]) -> MemoryPlan | None:
     trained = [one for group in planned for one in group if one.training]
     free, total = torch.cuda.mem_get_info(device)
     others = total - free - torch.cuda.memory_reserved(device)
-    places = engine_places(config, device)
-    beside = sum(TRAINER_DEVICE in place for place in places)
+    beside = any(TRAINER_DEVICE in place for place in engine_places(config, device))
     if beside and config.engine.url is None:
         kind, _ = choose_engine(config, device)
         slots = count_slots(config, kind, device) if kind == "torch" else None
-        embedded = len(places) == 1 and not samples_in_own_process([one for group in groups for one in group], device)
-        plan = plan_memory(planned, total, others, slots, 0 if embedded else beside, shares_copy(places))
+        processes = None if slots is None else engine_processes(groups, slots)
+        plan = plan_memory(planned, total, others, slots, processes)
         print_note(str(plan))
         return plan
     if trained:

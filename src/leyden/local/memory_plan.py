@@ -10,8 +10,6 @@ from msgspec import Struct
 from transformers import PreTrainedModel
 
 from leyden.config import Config, ConfigError
-from leyden.engine.torch.device_llama import GRAPH_SIZES
-from leyden.engine.torch.engine import GPU_PREFILL_TOKENS
 from leyden.learner.memory import memory_for_training
 
 _GIB = 2**30
@@ -25,10 +23,6 @@ _MAX_ENGINE_SHARE, _MIN_ENGINE_SHARE = 0.6, 0.1
 """More than the larger share of the device does not make sampling faster; less than the smaller makes it slow."""
 _MIN_SLOT_TOKENS = 1024
 """The embedded engine has at least this many tokens of KV cache for each of its requests."""
-_PROCESS_BYTES = _GIB
-"""What the process of an embedded engine takes beyond weights, KV cache, logits and activations."""
-_SAMPLED_LOGITS = 6
-"""How often the logits of a step are in memory while tokens are sampled."""
 _ASLEEP_BYTES = 3 * _GIB
 """What a sleeping vLLM keeps beyond the reserve, such as its CUDA graphs."""
 
@@ -58,6 +52,17 @@ class PlannedPolicy(Struct, frozen=True):
         needed = memory_for_training(self.model, dtype, training, self.reference)
         host = needed.host if training.offload == "optimiser" else 0
         return needed.device - self.weights * self.shares_base, host
+
+
+class EngineProcesses(Struct, frozen=True):
+    """Embedded engines that share the device with training as processes."""
+
+    count: int
+    """Of each engine."""
+    nbytes: tuple[int, ...]
+    """What one of each engine takes beside its KV cache."""
+    share_copy: bool
+    """Whether they take weights from a copy that the trainer keeps on the device."""
 
 
 class MemoryPlan(Struct, frozen=True):
@@ -112,17 +117,15 @@ def plan_memory(
     device: int,
     others: int = 0,
     slots: int | None = None,
-    processes: int = 0,
-    shared_copy: bool = False,
+    processes: EngineProcesses | None = None,
 ) -> MemoryPlan:
     """Divide a device of so many bytes, of which other processes use some, for the policies of each engine.
 
     Policies are trained one after the other, so they have the same room for activations. vLLM sleeps during training if
     it would have too little memory beside it, or less than `engine.memory`; not beside agents that go on
     (`training.max_staleness`), nor if there are several policies, whose turns would put it to sleep again and again.
-    With `slots`, each engine is an embedded one with so many requests, which cannot sleep; it shares the device with
-    training as so many `processes`, or as a part of the training process if that is 0. With a `shared_copy`, they take
-    weights from one that the trainer keeps on the device.
+    With `slots`, each engine is an embedded one with so many requests, which cannot sleep; it is a part of the training
+    process, or `processes` of its own.
     Raises `ConfigError` if it does not fit.
     """
     others = _of_others(others)
@@ -130,10 +133,9 @@ def plan_memory(
     config, trained = policies[0].config, [policy for policy in policies if policy.training]
     needed, activations, host = _needs(policies)
     weights = tuple(engine[0].weights for engine in engines)
-    if slots is not None and processes:
-        needed += sum(weights) * shared_copy
-        weights = tuple(processes * process_bytes(engine[0].model, slots) for engine in engines)
-        slots *= processes
+    if slots is not None and processes is not None:
+        needed += sum(weights) * processes.share_copy
+        weights, slots = tuple(processes.count * size for size in processes.nbytes), processes.count * slots
     free = device - others - needed - _RESERVE_BYTES
     beside, alone = free - activations, free if activations + _ASLEEP_BYTES <= free else 0
     used = f"other processes use {others / _GIB:.1f}, " if others else ""
@@ -199,21 +201,6 @@ def _savings(config: Config) -> str:
     """Return which keys make training take less memory."""
     offload = '`training.offload = "optimiser"` or ' if config.training.devices == 1 else ""
     return f"lower `training.batch_tokens`, set `training.gradient_checkpointing = true`, {offload}`training.lora`"
-
-
-def process_bytes(model: PreTrainedModel, slots: int) -> int:
-    """Return what the process of an embedded engine takes beside its KV cache.
-
-    It has the parameters that it receives, and a copy to compute with.
-    """
-    weights = [parameter.nbytes for parameter in model.parameters()]
-    text = model.config.get_text_config()
-    rows = next((size for size in GRAPH_SIZES if size >= slots), slots)
-    kept = sum(size for size in GRAPH_SIZES if size <= rows)  # each captured graph has its own logits
-    logits = 4 * int(text.vocab_size) * (kept + _SAMPLED_LOGITS * rows)
-    hidden, inner = _widths(model)
-    activations = 2 * (2 * inner + 8 * hidden) * GPU_PREFILL_TOKENS
-    return 2 * sum(weights) + max(weights) + logits + activations + _PROCESS_BYTES  # a checksum copies each tensor
 
 
 def _least_bytes(model: PreTrainedModel, weights: int, slots: int | None) -> int:

@@ -32,15 +32,19 @@ from leyden.engine.remote import EngineServer, UnheldEngine
 from leyden.engine.torch.batch import ContinuousBatch
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.request import ActiveRequest, deliver_outputs
-from leyden.engine.torch.sizing import choose_forward, choose_threads, limit_length
+from leyden.engine.torch.sizing import (
+    CPU_PREFILL_TOKENS,
+    GPU_PREFILL_TOKENS,
+    choose_forward,
+    choose_threads,
+    limit_length,
+)
 from leyden.engine.torch.transfer import let_engine_wait, let_trainer_wait
 
 log = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT_LENGTH = 32_768
 """The longest sequence of a model that sets no limit."""
-CPU_PREFILL_TOKENS, GPU_PREFILL_TOKENS = 256, 8192
-"""Prompt tokens of one step: enough to fill the device, and few enough that decoding requests do not wait long."""
 GPU_PREFILL_PAUSE = 4
 """Steps that a few prompts wait for while many requests decode, so that most steps replay a graph."""
 GPU_KV_CACHE_SHARE = 0.4

@@ -1,4 +1,4 @@
-"""Chooses what an engine computes with, by model and device: the forward pass, the threads, the longest sequence."""
+"""Chooses what an engine computes with, by model and device: forward pass, threads, memory, the longest sequence."""
 
 import logging
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from leyden.engine.torch.device_llama import DeviceLlamaForward
+from leyden.engine.torch.device_llama import GRAPH_SIZES, DeviceLlamaForward
 from leyden.engine.torch.forward import EngineForward, HubForward, RecomputeForward
 from leyden.engine.torch.kv_cache import KVCache
 from leyden.engine.torch.llama import LlamaForward
@@ -14,6 +14,12 @@ from leyden.process.resources import usable_cores
 
 log = logging.getLogger(__name__)
 
+CPU_PREFILL_TOKENS, GPU_PREFILL_TOKENS = 256, 8192
+"""Prompt tokens of one step: enough to fill the device, and few enough that decoding requests do not wait long."""
+_SAMPLED_LOGITS = 6
+"""How often the logits of a step are in memory while tokens are sampled."""
+_OTHER_BYTES = 2**30
+"""What an engine takes on a GPU beyond weights, KV cache, logits and activations."""
 SMALL_MODEL = 20_000_000
 """Models with fewer parameters run on one thread: a second one would wait longer than it computes."""
 
@@ -45,6 +51,22 @@ def limit_length(context_length: int, limit: int, slots: int, config: Any, dtype
         context_length,
     )
     return int(length)
+
+
+def process_bytes(model: PreTrainedModel, slots: int) -> int:
+    """Return what an engine's process takes on a GPU beside its KV cache.
+
+    It has the parameters that it receives, and a copy to compute with. A checksum copies each tensor for a moment.
+    """
+    weights = [parameter.nbytes for parameter in model.parameters()]
+    text = model.config.get_text_config()
+    rows = next((size for size in GRAPH_SIZES if size >= slots), slots)
+    kept = sum(size for size in GRAPH_SIZES if size <= rows)  # each captured graph has its own logits
+    logits = 4 * int(text.vocab_size) * (kept + _SAMPLED_LOGITS * rows)
+    hidden = int(text.hidden_size)
+    inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
+    activations = 2 * (2 * inner + 8 * hidden) * GPU_PREFILL_TOKENS
+    return 2 * sum(weights) + max(weights) + logits + activations + _OTHER_BYTES
 
 
 def choose_threads(model: PreTrainedModel) -> int:
