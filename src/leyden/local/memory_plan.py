@@ -217,18 +217,11 @@ def _activation_bytes(model: PreTrainedModel, config: Config) -> int:
     Qwen2.5 with 1.8 billion parameters peaked at 64 GiB with 8,192 tokens, where this gives 66.
     """
     text, size = model.config.get_text_config(), torch.finfo(model.dtype).bits // 8
-    hidden, inner = _widths(model)
+    hidden, inner = text.hidden_size, getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     per_token = size * hidden
     if not config.training.gradient_checkpointing:
         per_token = size * (5 * inner + 10 * hidden) + 4 * 5 * hidden
     return int(text.num_hidden_layers * config.training.batch_tokens * per_token)
-
-
-def _widths(model: PreTrainedModel) -> tuple[int, int]:
-    """Return the width of the hidden states and that of the MLP."""
-    text = model.config.get_text_config()
-    hidden = int(text.hidden_size)
-    return hidden, int(getattr(text, "intermediate_size", None) or 4 * hidden)
 
 
 def _kv_bytes(model: PreTrainedModel) -> int:

@@ -22,6 +22,7 @@ import uvloop
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from leyden.background import running
 from leyden.engine.protocol import EngineLost
 from leyden.engine.remote import EngineServer
 from leyden.engine.torch.engine import TorchEngine
@@ -44,8 +45,7 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # other output goes to the log
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     options = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineProcessOptions)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(options, answers))
+    uvloop.run(_serve(options, answers))
 
 
 async def _serve(options: EngineProcessOptions, answers: int) -> None:
@@ -73,23 +73,22 @@ async def _serve(options: EngineProcessOptions, answers: int) -> None:
     async def serve(reader: StreamReader, writer: StreamWriter) -> None:
         await EngineServer(engine, writer).serve(reader)
 
+    engine.start()
     with closing(engine):
-        engine.start()
-        failing = asyncio.create_task(_exit_with(engine))
-        answer(None)
-        listening: asyncio.Server | None = None
-        while line := await asyncio.to_thread(sys.stdin.buffer.readline):
-            order = msgspec.json.decode(line, type=LoadWeights)
-            load = partial(_load, model, order.folder)
-            if engine.shares_parameters:
-                await engine.change_weights(load, order.version)
-            else:  # it samples from a copy, which takes them between two steps
-                await asyncio.to_thread(load)
-                await engine.change_weights(lambda: None, order.version)
-            loaded = await asyncio.to_thread(state)
-            listening = listening or await asyncio.start_unix_server(serve, options.socket)
-            answer(loaded)
-        failing.cancel()
+        async with running(_exit_with(engine)):
+            answer(None)
+            listening: asyncio.Server | None = None
+            while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+                order = msgspec.json.decode(line, type=LoadWeights)
+                load = partial(_load, model, order.folder)
+                if engine.shares_parameters:
+                    await engine.change_weights(load, order.version)
+                else:  # it samples from a copy, which takes them between two steps
+                    await asyncio.to_thread(load)
+                    await engine.change_weights(lambda: None, order.version)
+                loaded = await asyncio.to_thread(state)
+                listening = listening or await asyncio.start_unix_server(serve, options.socket)
+                answer(loaded)
         os._exit(0)  # its clients see that it is gone
 
 

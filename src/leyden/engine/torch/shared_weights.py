@@ -110,10 +110,10 @@ class SharedWeights:
 
     def _allocate(self, tensors: list[tuple[str, Tensor]]) -> Tensor:
         """Place the tensors one after another; write what a reader needs."""
-        end = 0
+        places, end = [], 0
         for name, tensor in tensors:
             dtype = str(tensor.dtype).removeprefix("torch.")
-            self._tensors.append(SharedTensor(name, dtype, tuple(tensor.shape), end, tensor.nbytes))
+            places.append(SharedTensor(name, dtype, tuple(tensor.shape), end, tensor.nbytes))
             end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         device, handle = tensors[0][1].device, None
         try:
@@ -125,8 +125,8 @@ class SharedWeights:
                 copy = _map_file(self._folder.path, end)
         except (RuntimeError, OSError) as error:
             raise EngineError(f"no copy of the weights for the engine's process, {end:,} bytes: {error}") from error
-        layout = msgspec.json.encode(SharedLayout(self._tensors, end, handle))
-        (self._folder.path / _LAYOUT).write_bytes(layout)
+        (self._folder.path / _LAYOUT).write_bytes(msgspec.json.encode(SharedLayout(places, end, handle)))
+        self._tensors = places
         return copy
 
 
